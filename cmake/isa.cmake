@@ -1,0 +1,1 @@
+# Flags per kernel file: src/cpu/kernels/isa_<name>.cc.

@@ -5,8 +5,8 @@
 namespace k3 {
 namespace {
 
-// About 20 us on current cores: longer than the gap between two phases of a step, far shorter than a
-// scheduler's time slice.
+// About 20 us on current cores: longer than the gap between two phases of a step, far shorter than
+// a scheduler's time slice.
 constexpr int kSpins = 4000;
 
 inline void cpu_relax() {

@@ -24,12 +24,13 @@ class ThreadPool {
   int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
 
   // Calls fn(i, thread) for each i in [0, n), in any order; returns when all are done. `thread` in
-  // [0, num_threads) is the caller of fn, for scratch memory. n < 2^31. Not reentrant, and one caller
-  // at a time. fn must not throw.
+  // [0, num_threads) is the caller of fn, for scratch memory. n < 2^31. Not reentrant, and one
+  // caller at a time. fn must not throw.
   template <typename F>
   void parallel_for(int64_t n, F&& fn) {
     using Fn = std::remove_reference_t<F>;
-    run(n, [](void* ctx, int64_t i, int thread) { (*static_cast<Fn*>(ctx))(i, thread); },
+    run(
+        n, [](void* ctx, int64_t i, int thread) { (*static_cast<Fn*>(ctx))(i, thread); },
         const_cast<void*>(static_cast<const void*>(&fn)));
   }
 

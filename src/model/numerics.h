@@ -1,5 +1,6 @@
-// Where results land between operations, and the epsilons that sources disagree on. One policy holds
-// for a whole process; it is printed at start and in /version. docs/numerics.md has the table.
+// Where results land between operations, and the epsilons that sources disagree on. One policy
+// holds for a whole process; it is printed at start and in /version. docs/numerics.md has the
+// table.
 #pragma once
 
 #include <string>
@@ -15,8 +16,8 @@ enum class Numerics {
 
 struct NumericsPolicy {
   Numerics numerics = Numerics::kF32;
-  // The two MLA LoRA norms: the HF module runs 1e-6 (its constructor's default), every serving engine
-  // and K3's published goldens 1e-5.
+  // The two MLA LoRA norms: the HF module runs 1e-6 (its constructor's default), every serving
+  // engine and K3's published goldens 1e-5.
   float lora_norm_eps = 1e-5f;
   // L2 norm of KDA's q and k, added to the sum of squares inside the root.
   float l2_norm_eps = 1e-6f;

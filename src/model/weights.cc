@@ -128,7 +128,8 @@ MoeWeights bind_moe(Binder& b, const std::string& p, int64_t first_expert, int64
   w.experts.resize(static_cast<size_t>(num_experts));
   for (int64_t e = 0; e < num_experts; ++e) {
     const std::string ep = cat(p, "experts.", first_expert + e, ".");
-    w.experts[static_cast<size_t>(e)] = {b.mxfp4(ep + "w1"), b.mxfp4(ep + "w3"), b.mxfp4(ep + "w2")};
+    w.experts[static_cast<size_t>(e)] = {b.mxfp4(ep + "w1"), b.mxfp4(ep + "w3"),
+                                         b.mxfp4(ep + "w2")};
   }
   return w;
 }

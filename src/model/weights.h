@@ -1,6 +1,6 @@
-// The weights of a model as plain structs one can read in a minute. Matrices are [out, in] row-major
-// and point into the mapped checkpoint, as it is on disk (bf16, or MXFP4 codes and scales); vectors
-// are small and are widened to float32 once, here.
+// The weights of a model as plain structs one can read in a minute. Matrices are [out, in]
+// row-major and point into the mapped checkpoint, as it is on disk (bf16, or MXFP4 codes and
+// scales); vectors are small and are widened to float32 once, here.
 #pragma once
 
 #include <cstddef>
@@ -31,11 +31,11 @@ struct AttnResWeights {
 };
 
 struct KdaWeights {
-  Matrix q_proj, k_proj, v_proj, g_proj;  // [kda_dim, hidden]
-  Matrix f_a_proj;                        // [kda_head_dim, hidden]
-  Matrix f_b_proj;                        // [kda_dim, kda_head_dim]
-  Matrix b_proj;                          // [kda_num_heads, hidden]
-  Matrix o_proj;                          // [hidden, kda_dim]
+  Matrix q_proj, k_proj, v_proj, g_proj;      // [kda_dim, hidden]
+  Matrix f_a_proj;                            // [kda_head_dim, hidden]
+  Matrix f_b_proj;                            // [kda_dim, kda_head_dim]
+  Matrix b_proj;                              // [kda_num_heads, hidden]
+  Matrix o_proj;                              // [hidden, kda_dim]
   std::vector<float> q_conv, k_conv, v_conv;  // [short_conv_kernel_size, kda_dim]: tap-major
   std::vector<float> exp_a;                   // [kda_num_heads] exp(A_log)
   std::vector<float> dt_bias;                 // [kda_dim]
@@ -64,13 +64,13 @@ struct ExpertWeights {
 };
 
 struct MoeWeights {
-  Matrix gate;                                // router: [num_experts, hidden]
-  std::vector<float> e_score_correction_bias; // [num_experts]
-  Matrix routed_expert_down_proj;             // [latent, hidden]
-  std::vector<float> routed_expert_norm;      // [latent]
-  Matrix routed_expert_up_proj;               // [hidden, latent]
-  DenseMlpWeights shared;                     // width shared_intermediate_size
-  std::vector<ExpertWeights> experts;         // this rank's, first_expert onwards
+  Matrix gate;                                 // router: [num_experts, hidden]
+  std::vector<float> e_score_correction_bias;  // [num_experts]
+  Matrix routed_expert_down_proj;              // [latent, hidden]
+  std::vector<float> routed_expert_norm;       // [latent]
+  Matrix routed_expert_up_proj;                // [hidden, latent]
+  DenseMlpWeights shared;                      // width shared_intermediate_size
+  std::vector<ExpertWeights> experts;          // this rank's, first_expert onwards
 };
 
 struct LayerWeights {
@@ -87,15 +87,15 @@ struct LayerWeights {
 struct ModelWeights {
   ModelConfig config;
   int64_t first_expert = 0, num_local_experts = 0;
-  Matrix embed_tokens;  // [vocab, hidden]
-  Matrix lm_head;       // [vocab, hidden]
+  Matrix embed_tokens;      // [vocab, hidden]
+  Matrix lm_head;           // [vocab, hidden]
   std::vector<float> norm;  // [hidden]
   AttnResWeights output_attn_res;
   std::vector<LayerWeights> layers;
 };
 
-// Binds names to slots. The checkpoint has already been held against the manifest, so every tensor is
-// there with its dtype and shape; it must outlive the result.
+// Binds names to slots. The checkpoint has already been held against the manifest, so every tensor
+// is there with its dtype and shape; it must outlive the result.
 Result<ModelWeights> bind_weights(const Checkpoint& checkpoint, const ModelConfig& config,
                                   const RankSpec& rank);
 

@@ -82,12 +82,8 @@ inline void gemm_rows(const GemmArgs& a, const W& w) {
   for (; row < a.rows; ++row) dot_columns<1, kGemvCols>(a, w, row);
 }
 
-inline void gemm_bf16(const GemmArgs& a) {
-  gemm_rows(a, Bf16Weights{a.w, a.w_stride});
-}
-inline void gemm_f32(const GemmArgs& a) {
-  gemm_rows(a, F32Weights{a.w, a.w_stride});
-}
+inline void gemm_bf16(const GemmArgs& a) { gemm_rows(a, Bf16Weights{a.w, a.w_stride}); }
+inline void gemm_f32(const GemmArgs& a) { gemm_rows(a, F32Weights{a.w, a.w_stride}); }
 
 // MXFP4: k is a multiple of 32. One row of x against N weight rows, decoded in registers.
 template <int N>
@@ -112,7 +108,8 @@ inline void mxfp4_dot(const GemmArgs& a, int64_t row, int64_t n) {
   for (int c = 0; c < N; ++c) y[n + c - a.y_column] = land(vsum(acc[c]), a.land_bf16);
 }
 
-inline void mxfp4_decode_row(const std::byte* packed, const std::byte* scale, int64_t k, float* out) {
+inline void mxfp4_decode_row(const std::byte* packed, const std::byte* scale, int64_t k,
+                             float* out) {
   for (int64_t g = 0; g < k / kMxfp4Group; ++g) {
     V w0, w1;
     vload_e2m1_doubled(packed + g * (kMxfp4Group / 2), &w0, &w1);

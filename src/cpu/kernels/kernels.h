@@ -1,6 +1,7 @@
-// The CPU's kernels as one table per instruction set, chosen once at start. All pointers are float32
-// unless said otherwise; weights are raw checkpoint bytes and may be unaligned. `bf16` / `land_bf16`
-// says whether results land in bf16 (the numerics policy, docs/numerics.md). No kernel allocates.
+// The CPU's kernels as one table per instruction set, chosen once at start. All pointers are
+// float32 unless said otherwise; weights are raw checkpoint bytes and may be unaligned. `bf16` /
+// `land_bf16` says whether results land in bf16 (the numerics policy, docs/numerics.md). No kernel
+// allocates.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +12,8 @@
 
 namespace k3 {
 
-// y[y_index[r], n - y_column] = sum_k x[x_index[r], k] * w[n, k], n in [n_begin, n_end), r in [0, rows).
+// y[y_index[r], n - y_column] = sum_k x[x_index[r], k] * w[n, k], n in [n_begin, n_end), r in [0,
+// rows).
 struct GemmArgs {
   const float* x = nullptr;
   int64_t ldx = 0;
@@ -65,7 +67,7 @@ struct KdaArgs {
   int64_t conv_width = 0;
   const float *q = nullptr, *k = nullptr, *v = nullptr;  // raw projections (landed)
   int64_t qkv_stride = 0;
-  const float* gate = nullptr;   // output gate logits
+  const float* gate = nullptr;  // output gate logits
   int64_t gate_stride = 0;
   const float* decay = nullptr;  // f_b output
   int64_t decay_stride = 0;
@@ -75,7 +77,7 @@ struct KdaArgs {
   const float *q_conv = nullptr, *k_conv = nullptr, *v_conv = nullptr;
   int64_t conv_stride = 0;
   const float* dt_bias = nullptr;  // [D]
-  float exp_a = 0;                                                      // exp(A_log[head])
+  float exp_a = 0;                 // exp(A_log[head])
   float gate_lower_bound = 0;
   const float* o_norm = nullptr;  // [D]
   float rms_eps = 0;

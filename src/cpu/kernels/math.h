@@ -1,5 +1,6 @@
 // exp, tanh and what is made of them, sixteen lanes at a time and the same bits on every ISA.
-// Accuracy (measured against double in tests/cpu): exp, sigmoid, tanh within 2 ulp. Included per ISA.
+// Accuracy (measured against double in tests/cpu): exp, sigmoid, tanh within 2 ulp. Included per
+// ISA.
 #pragma once
 
 #include "cpu/kernels/simd.h"

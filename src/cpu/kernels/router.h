@@ -14,8 +14,8 @@ inline void router(const RouterArgs& a) {
     vstore_n(choice + i, vadd(s, vload_n(a.bias + i, c)), c);
   });
   // top_k passes over a short array: clearer than a heap and not measurable beside the products. A
-  // NaN never wins a comparison; where nothing is left that does, the lowest free index is taken, so
-  // that ids stay valid and distinct while the NaN reaches the logits through the weights.
+  // NaN never wins a comparison; where nothing is left that does, the lowest free index is taken,
+  // so that ids stay valid and distinct while the NaN reaches the logits through the weights.
   float sum = 0;
   for (int64_t slot = 0; slot < a.top_k; ++slot) {
     int64_t best = -1;

@@ -1,9 +1,9 @@
 // Sixteen float32 lanes, whatever the machine. Included once per ISA (isa_*.cc) with K3_ISA_AVX512,
 // K3_ISA_AVX2 or neither defined, inside that ISA's namespace K3_ISA_NS.
 //
-// The three forms give the same bits: the lane an element falls into, the order of its additions and
-// the fused multiply-adds are part of the definition, not of the instruction set. -ffp-contract=off
-// keeps the compiler from fusing anything else.
+// The three forms give the same bits: the lane an element falls into, the order of its additions
+// and the fused multiply-adds are part of the definition, not of the instruction set.
+// -ffp-contract=off keeps the compiler from fusing anything else.
 #pragma once
 
 #include <cmath>
@@ -50,9 +50,9 @@ inline V vload_bf16(const std::byte* p) {
 inline V vround_bf16(V a) {
   const __m512i b = _mm512_castps_si512(a.v);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(b, 16), _mm512_set1_epi32(1));
-  const __m512i r = _mm512_and_si512(
-      _mm512_add_epi32(_mm512_add_epi32(b, _mm512_set1_epi32(0x7fff)), odd),
-      _mm512_set1_epi32(static_cast<int>(0xffff0000u)));
+  const __m512i r =
+      _mm512_and_si512(_mm512_add_epi32(_mm512_add_epi32(b, _mm512_set1_epi32(0x7fff)), odd),
+                       _mm512_set1_epi32(static_cast<int>(0xffff0000u)));
   const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
   return {_mm512_mask_blend_ps(nan, _mm512_castsi512_ps(r), a.v)};
 }
@@ -60,9 +60,7 @@ inline __m256 low_half(V a) { return _mm512_castps512_ps256(a.v); }
 inline __m256 high_half(V a) {
   return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a.v), 1));
 }
-inline V widen_int8(__m128i codes) {
-  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes))};
-}
+inline V widen_int8(__m128i codes) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes))}; }
 
 #elif defined(K3_ISA_AVX2)
 
@@ -103,9 +101,9 @@ inline V vload_bf16(const std::byte* p) {
 inline __m256 round_bf16_half(__m256 x) {
   const __m256i b = _mm256_castps_si256(x);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(b, 16), _mm256_set1_epi32(1));
-  const __m256i r = _mm256_and_si256(
-      _mm256_add_epi32(_mm256_add_epi32(b, _mm256_set1_epi32(0x7fff)), odd),
-      _mm256_set1_epi32(static_cast<int>(0xffff0000u)));
+  const __m256i r =
+      _mm256_and_si256(_mm256_add_epi32(_mm256_add_epi32(b, _mm256_set1_epi32(0x7fff)), odd),
+                       _mm256_set1_epi32(static_cast<int>(0xffff0000u)));
   return _mm256_blendv_ps(_mm256_castsi256_ps(r), x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
 }
 inline V vround_bf16(V x) { return {round_bf16_half(x.a), round_bf16_half(x.b)}; }
@@ -116,13 +114,14 @@ inline V widen_int8(__m128i codes) {
           _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(codes, 8)))};
 }
 
-#else  // portable: sixteen scalars; std::fma is exact everywhere and one instruction where there is one
+#else  // portable: sixteen scalars; std::fma is exact everywhere and one instruction where there is
+       // one
 
 struct V {
   float l[kLanes];
 };
-#define K3_LANEWISE(expr)                      \
-  V r;                                         \
+#define K3_LANEWISE(expr)                         \
+  V r;                                            \
   for (int i = 0; i < kLanes; ++i) r.l[i] = expr; \
   return r
 inline V vset(float x) { K3_LANEWISE(x); }
@@ -148,7 +147,9 @@ inline V vload_bf16(const std::byte* p) {
   std::memcpy(h, p, sizeof(h));
   K3_LANEWISE(bf16_to_f32(h[i]));
 }
-inline V vround_bf16(const V& x) { K3_LANEWISE((std::isnan(x.l[i]) ? x.l[i] : round_to_bf16(x.l[i]))); }
+inline V vround_bf16(const V& x) {
+  K3_LANEWISE((std::isnan(x.l[i]) ? x.l[i] : round_to_bf16(x.l[i])));
+}
 #undef K3_LANEWISE
 
 #endif

@@ -181,6 +181,7 @@ Status CpuExecutor::step(const StepBatch& batch, StepResult* result) {
   for (const RowSpan& span : i.spans) {
     i.slot_position[static_cast<size_t>(span.slot)] = span.position + span.tokens;
   }
+  result->bytes = i.forward->bytes();
   result->num_rows = logit_rows;
   result->vocab_size = i.limits.vocab_size;
   result->logits = {i.workspace->logits.data(),

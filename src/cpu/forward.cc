@@ -83,7 +83,19 @@ Forward::Forward(const ModelWeights* weights, Workspace* workspace, ThreadPool* 
       bf16_(policy.bf16()),
       moe_(*moe),
       kda_layout_(c_),
-      cache_layout_(c_, bf16_ ? 2 : 4) {}
+      cache_layout_(c_, bf16_ ? 2 : 4) {
+  const auto add = [this](std::initializer_list<const Matrix*> matrices) {
+    for (const Matrix* m : matrices) layer_bytes_ += m->rows * m->row_bytes();
+  };
+  for (const LayerWeights& l : weights_.layers) {
+    add({&l.kda.q_proj, &l.kda.k_proj, &l.kda.v_proj, &l.kda.g_proj, &l.kda.f_a_proj,
+         &l.kda.f_b_proj, &l.kda.b_proj, &l.kda.o_proj, &l.mla.q_a_proj, &l.mla.q_b_proj,
+         &l.mla.kv_a_proj, &l.mla.kv_b_proj, &l.mla.g_proj, &l.mla.o_proj, &l.dense.gate_proj,
+         &l.dense.up_proj, &l.dense.down_proj, &l.moe.gate, &l.moe.routed_expert_down_proj,
+         &l.moe.routed_expert_up_proj, &l.moe.shared.gate_proj, &l.moe.shared.up_proj,
+         &l.moe.shared.down_proj});
+  }
+}
 
 void Forward::embed(const std::vector<int32_t>& tokens) {
   const int64_t h = c_.hidden_size;
@@ -341,7 +353,7 @@ Status Forward::moe_mlp(const MoeWeights& w, int64_t layer) {
             bf16_);
   });
   K3_RETURN_IF_ERROR(moe_.run({layer, rows_, ws_.z.data(), ws_.topk_ids.data(),
-                               ws_.topk_weights.data(), ws_.combined.data()}));
+                               ws_.topk_weights.data(), ws_.combined.data(), &bytes_}));
   pool_.parallel_for(rows_, [&](int64_t row, int) {
     float* y = ws_.combined.data() + row * latent;
     k_.rms_norm({y, w.routed_expert_norm.data(), latent, c_.rms_norm_eps, y, bf16_});
@@ -373,6 +385,12 @@ void Forward::head(const std::vector<int64_t>& logit_rows) {
 Status Forward::run(const std::vector<RowSpan>& spans, const std::vector<int32_t>& tokens,
                     const std::vector<int64_t>& logit_rows) {
   rows_ = static_cast<int64_t>(tokens.size());
+  bytes_ = layer_bytes_;
+  if (!logit_rows.empty()) bytes_ += weights_.lm_head.rows * weights_.lm_head.row_bytes();
+  for (const RowSpan& span : spans) {
+    bytes_ += 2 * 4 * (kda_layout_.state_per_slot() + kda_layout_.window_per_slot());
+    bytes_ += (span.position + span.tokens) * cache_layout_.layers * cache_layout_.row_bytes();
+  }
   embed(tokens);
   int64_t kda_index = 0, mla_index = 0;
   for (int64_t layer = 0; layer < c_.num_hidden_layers; ++layer) {

@@ -72,6 +72,9 @@ class Forward {
   Status run(const std::vector<RowSpan>& spans, const std::vector<int32_t>& tokens,
              const std::vector<int64_t>& logit_rows);
 
+  // StepResult::bytes of the last run.
+  int64_t bytes() const { return bytes_; }
+
  private:
   void embed(const std::vector<int32_t>& tokens);
   void mix_into(const float* stream_row, int64_t row, int64_t bank, const AttnResWeights& w,
@@ -95,6 +98,8 @@ class Forward {
   KdaStateLayout kda_layout_;
   LatentCacheLayout cache_layout_;
   int64_t rows_ = 0;
+  int64_t layer_bytes_ = 0;  // matrices of all layers, routed experts apart
+  int64_t bytes_ = 0;
 };
 
 }  // namespace k3

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "model/geometry.h"
+
 namespace k3 {
 namespace {
 
@@ -81,6 +83,8 @@ Status LocalMoe::run(const MoeCall& call) {
                 weights_->num_local_experts);
   const auto& groups = routes_.groups();
   const auto num_groups = static_cast<int64_t>(groups.size());
+
+  if (call.expert_bytes != nullptr) *call.expert_bytes += num_groups * expert_bytes(c);
 
   const auto product = [&](const Mxfp4Matrix& w, int64_t n_begin, int64_t n_end, float* tile) {
     GemmArgs a;

@@ -51,6 +51,9 @@ struct StepResult {
   std::span<const float> logits;  // [num_rows, vocab_size]
   int64_t num_rows = 0;
   int64_t vocab_size = 0;
+  // What the step had to move at least: weights read once, state read and written, latents of the
+  // context read. `k3 bench` holds it against the machine's read bandwidth.
+  int64_t bytes = 0;
   std::span<const float> row(int64_t i) const {
     return logits.subspan(static_cast<size_t>(i * vocab_size), static_cast<size_t>(vocab_size));
   }

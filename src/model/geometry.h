@@ -54,4 +54,10 @@ struct SnapshotLayout {
   int64_t size() const { return snapshots * stride(); }
 };
 
+// Bytes of one routed expert: w1, w3 and w2 as MXFP4 codes and scales.
+inline int64_t expert_bytes(const ModelConfig& c) {
+  const int64_t elements = 3 * c.moe_intermediate_size * c.routed_expert_hidden_size;
+  return elements / 2 + elements / 32;
+}
+
 }  // namespace k3

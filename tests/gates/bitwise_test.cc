@@ -27,7 +27,7 @@ class Bitwise : public ::testing::TestWithParam<Numerics> {
   }
 };
 INSTANTIATE_TEST_SUITE_P(Policies, Bitwise, ::testing::Values(Numerics::kF32, Numerics::kBf16),
-                         [](const auto& info) { return numerics_name(info.param); });
+                         [](const auto& param) { return numerics_name(param.param); });
 
 TEST_P(Bitwise, ChunkingChangesNothing) {
   const auto ids = random_ids(193, 1);

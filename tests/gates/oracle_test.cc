@@ -115,7 +115,7 @@ TEST_P(NanoCase, GreedyIdsAndLastPromptLogitsAreTheGoldens) {
   }
 }
 INSTANTIATE_TEST_SUITE_P(All, NanoCase, ::testing::ValuesIn(case_names()),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& param) { return param.param; });
 
 // ---- k3-nano, bf16 landings ----
 

@@ -1,4 +1,4 @@
-// Names -> bytes. A Checkpoint is a model directory opened for one rank: every header read and held
+// Names to bytes. A Checkpoint is a model directory opened for one rank: every header read and held
 // against the manifest (docs/checkpoint.md), the rank's tensors mapped, nothing copied.
 #pragma once
 
@@ -10,24 +10,16 @@
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/load_plan.h"
 #include "config/model_config.h"
 #include "core/dtype.h"
 #include "core/status.h"
 
 namespace k3 {
 
-struct LoadPlan;  // checkpoint/load_plan.h
-
-// Expert parallelism in contiguous blocks: of E experts rank r of N holds [r*E/N, (r+1)*E/N); all
-// other tensors are held by every rank. N must divide E.
-struct RankSpec {
-  int64_t ep_size = 1;
-  int64_t ep_rank = 0;
-};
-
 // One tensor in the mapping: row-major, little-endian, read-only, alive as long as its Checkpoint.
-// `data` MAY BE UNALIGNED: a safetensors file whose header is not padded loads too, so read elements
-// through memcpy or unaligned loads, never through a cast pointer.
+// `data` MAY BE UNALIGNED: a safetensors file whose header is not padded loads too, so read
+// elements through memcpy or unaligned loads, never through a cast pointer.
 struct TensorView {
   const std::byte* data = nullptr;
   DType dtype = DType::kBF16;
@@ -50,8 +42,9 @@ class Checkpoint {
   // Order: rank spec, headers, exact set and shape contract, mapping, then the zero tail of each
   // A_log, the only payload bytes that open() touches.
   //
-  // Errors: kInvalidArgument for a rank spec that does not fit the config (before any file is read);
-  // kCheckpoint for everything wrong with the files, naming tensor, file, found and expected.
+  // Errors: kInvalidArgument for a rank spec that does not fit the config (before any file is
+  // read); kCheckpoint for everything wrong with the files, naming tensor, file, found and
+  // expected.
   static Result<std::unique_ptr<Checkpoint>> open(const std::string& model_dir,
                                                   const ModelConfig& config, const RankSpec& rank);
   ~Checkpoint();

@@ -5,7 +5,9 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "text/tokenizer.h"
@@ -47,9 +49,11 @@ class OutputParser {
 };
 
 // Finds stop strings in a stream of text without leaking a byte of one and without losing what was
-// held back. Feed text; get what may be sent.
+// held back. Feed text; get what may be sent. How the text is cut into pieces makes no difference:
+// the match that ends first wins, among those the longest, among equals the first given.
 class StopMatcher {
  public:
+  // `stops` must not be empty strings (the caller refuses them; here they never match).
   explicit StopMatcher(std::vector<std::string> stops, bool include_stop_str_in_output = false);
   // Text that is safe to send now. After a match (matched() >= 0) all further text is dropped.
   std::string push(std::string_view text);
@@ -58,9 +62,15 @@ class StopMatcher {
   int matched() const { return matched_; }  // index of the stop string, or -1
 
  private:
-  std::vector<std::string> stops_;
+  // One string, and how much of it the text so far ends with (Knuth-Morris-Pratt).
+  struct Pattern {
+    std::string text;
+    std::vector<size_t> border;  // [i] longest proper border of the first i + 1 bytes
+    size_t state = 0;
+  };
+  std::vector<Pattern> patterns_;
   bool include_;
-  std::string held_;
+  std::string held_;  // the longest end of the text that may begin a stop string
   int matched_ = -1;
 };
 

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -21,10 +20,6 @@ struct BenchArgs {
   bool json = false;
 };
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   const size_t n = values.size();
@@ -41,7 +36,7 @@ double read_ceiling(int threads) {
   ThreadPool pool(threads);
   double best = 0;
   for (int pass = 0; pass < 5; ++pass) {
-    const double start = now();
+    const double start = monotonic_seconds();
     pool.parallel_for(static_cast<int64_t>(kBytes / kBlock), [&](int64_t block, int) {
       const uint64_t* p = buffer.data() + static_cast<size_t>(block) * (kBlock / sizeof(uint64_t));
       uint64_t sum[8] = {};
@@ -50,7 +45,7 @@ double read_ceiling(int threads) {
       }
       sums[static_cast<size_t>(block)] = std::accumulate(sum, sum + 8, uint64_t{0});
     });
-    const double rate = static_cast<double>(kBytes) / (now() - start);
+    const double rate = static_cast<double>(kBytes) / (monotonic_seconds() - start);
     best = std::max(best, rate);
   }
   // Used, so that no compiler may drop the reads.
@@ -83,7 +78,7 @@ Result<Measurement> measure(Executor* executor, const BenchArgs& args, int64_t b
   }
   Measurement m{batch, context};
   StepResult result;
-  const double start = now();
+  const double start = monotonic_seconds();
   for (int64_t s = 0; s < batch; ++s) {
     const auto i = static_cast<size_t>(s);
     for (int64_t at = 0; at < context; at += args.max_num_batched_tokens) {
@@ -95,9 +90,9 @@ Result<Measurement> measure(Executor* executor, const BenchArgs& args, int64_t b
                        at + n == context ? Logits::kLast : Logits::kNone}}};
       K3_RETURN_IF_ERROR(executor->step(step, &result));
     }
-    if (s == 0) m.ttft_seconds = now() - start;
+    if (s == 0) m.ttft_seconds = monotonic_seconds() - start;
   }
-  m.prefill_tokens_per_second = static_cast<double>(batch * context) / (now() - start);
+  m.prefill_tokens_per_second = static_cast<double>(batch * context) / (monotonic_seconds() - start);
   std::vector<double> seconds;
   for (int64_t d = 0; d < args.decode_steps; ++d) {
     StepBatch step;
@@ -109,9 +104,9 @@ Result<Measurement> measure(Executor* executor, const BenchArgs& args, int64_t b
                                pages[i],
                                Logits::kLast});
     }
-    const double before = now();
+    const double before = monotonic_seconds();
     K3_RETURN_IF_ERROR(executor->step(step, &result));
-    seconds.push_back(now() - before);
+    seconds.push_back(monotonic_seconds() - before);
     m.decode_step_bytes = std::max(m.decode_step_bytes, result.bytes);
   }
   m.decode_step_seconds = median(seconds);

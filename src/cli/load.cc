@@ -1,54 +1,11 @@
 #include "cli/load.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <fstream>
 
 namespace k3::cli {
 namespace {
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-// A bar on a terminal, a line every two seconds elsewhere.
-class ProgressBar {
- public:
-  ProgressBar(bool quiet, std::function<void(double)> also)
-      : quiet_(quiet), tty_(isatty(STDERR_FILENO) == 1), also_(std::move(also)) {}
-
-  void update(int64_t done, int64_t total) {
-    const double fraction = total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 1;
-    if (also_) also_(fraction);
-    if (quiet_) return;
-    const double t = now();
-    const bool last = done >= total;
-    if (!last && t - printed_ < (tty_ ? 0.1 : 2.0)) return;
-    printed_ = t;
-    const double seconds = std::max(t - start_, 1e-9);
-    const double rate = static_cast<double>(done) / seconds / 1e9;
-    if (tty_) {
-      constexpr int kWidth = 30;
-      const int filled = static_cast<int>(fraction * kWidth);
-      std::fprintf(stderr, "\rloading [%.*s%.*s] %3.0f%% %s %.1f GB/s%s", filled,
-                   "##############################", kWidth - filled,
-                   "..............................", fraction * 100, human_bytes(total).c_str(),
-                   rate, last ? "\n" : "");
-    } else if (last || t - start_ > 2.0) {
-      std::fprintf(stderr, "loading %3.0f%% of %s, %.1f GB/s\n", fraction * 100,
-                   human_bytes(total).c_str(), rate);
-    }
-    std::fflush(stderr);
-  }
-
- private:
-  bool quiet_, tty_;
-  std::function<void(double)> also_;
-  double start_ = now(), printed_ = 0;
-};
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -131,9 +88,7 @@ Result<CpuExecutorOptions> size_executor(const ModelConfig& config, const Capaci
 }  // namespace
 
 void add_model_flags(CLI::App* app, ModelArgs* args, bool with_tokenizer) {
-  add_flag_with_value(app, "--model,-m", args->model,
-                      "Model directory: config.json, *.safetensors, tiktoken.model")
-      ->required();
+  add_model_path(app, &args->model);
   if (with_tokenizer) {
     add_flag_with_value(app, "--tokenizer", args->tokenizer,
                         "Directory of tiktoken.model, if not the model's");
@@ -159,6 +114,16 @@ void add_capacity_flags(CLI::App* app, CapacityArgs* args) {
                       "Bytes for KV pages (0: from the two limits above and free memory)");
 }
 
+void add_model_path(CLI::App* app, std::string* model) {
+  CLI::Option* flag = add_flag_with_value(
+      app, "--model,-m", *model, "Model directory: config.json, *.safetensors, tiktoken.model");
+  CLI::Option* positional =
+      app->add_option("MODEL", *model, "Model directory")->excludes(flag)->group("");
+  app->parse_complete_callback([flag, positional] {
+    if (flag->count() + positional->count() == 0) throw CLI::RequiredError("--model");
+  });
+}
+
 int64_t available_memory_bytes() {
   std::ifstream in("/proc/meminfo");
   std::string key, unit;
@@ -168,19 +133,6 @@ int64_t available_memory_bytes() {
     if (key == "MemAvailable:") return kib * 1024;
   }
   return 0;
-}
-
-std::string human_bytes(int64_t bytes) {
-  const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  auto value = static_cast<double>(bytes);
-  int unit = 0;
-  while (value >= 1024 && unit < 4) {
-    value /= 1024;
-    ++unit;
-  }
-  char text[32];
-  std::snprintf(text, sizeof(text), unit == 0 ? "%.0f %s" : "%.1f %s", value, units[unit]);
-  return text;
 }
 
 Result<ModelConfig> load_config(const ModelArgs& args) {
@@ -228,7 +180,7 @@ Result<LoadedModel> load_model(const ModelArgs& args, const CapacityArgs& capaci
       std::fprintf(stderr, "config.json: %s is not used\n", key.c_str());
     }
   }
-  ProgressBar bar(args.quiet, progress);
+  ProgressBar bar("loading", args.quiet, progress);
   K3_RETURN_IF_ERROR(
       m.checkpoint->warm([&bar](int64_t done, int64_t total) { bar.update(done, total); }));
   K3_ASSIGN_OR_RETURN(m.executor, CpuExecutor::create(m.checkpoint, m.config, RankSpec{}, options));
@@ -247,7 +199,7 @@ Result<LoadedModel> load_model(const ModelArgs& args, const CapacityArgs& capaci
   m.engine.end_token_ids.erase(
       std::unique(m.engine.end_token_ids.begin(), m.engine.end_token_ids.end()),
       m.engine.end_token_ids.end());
-  m.engine.clock = now;
+  m.engine.clock = monotonic_seconds;
   if (!args.quiet) {
     std::fprintf(stderr, "%s\n", m.executor->description().c_str());
     for (const MemoryItem& item : m.executor->memory()) {

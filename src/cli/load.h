@@ -9,6 +9,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "cli/args.h"
+#include "cli/progress.h"
 #include "config/model_config.h"
 #include "cpu/cpu_executor.h"
 #include "engine/engine.h"
@@ -26,6 +27,8 @@ struct ModelArgs {
   int threads = 0;
   bool quiet = false;
 };
+// --model DIR, or the directory as the first argument (as `vllm serve DIR` takes it).
+void add_model_path(CLI::App* app, std::string* model);
 void add_model_flags(CLI::App* app, ModelArgs* args, bool with_tokenizer);
 
 struct CapacityArgs {
@@ -56,6 +59,5 @@ Result<LoadedModel> load_model(const ModelArgs& args, const CapacityArgs& capaci
 
 // Bytes the system says are available to new allocations; 0 if it does not say.
 int64_t available_memory_bytes();
-std::string human_bytes(int64_t bytes);
 
 }  // namespace k3::cli

@@ -23,6 +23,7 @@ for stage in "${stages[@]}"; do
     release)
       build release -DK3_TESTS=ON
       ctest --test-dir build/release --output-on-failure -j "$jobs" --no-tests=error
+      /usr/bin/python3 -m pytest -q -rs -p no:cacheprovider tests/cli
       ;;
     api)
       # Real clients against `k3 serve`. They come from PyPI; where that cannot be reached the stage

@@ -11,11 +11,19 @@
 
 namespace k3::K3_ISA_NS {
 
+// How far ahead of a weight load the next lines are asked for. Short rows (k3-nano's are 512 bytes)
+// end before the hardware's own prefetchers have found their stream.
+inline constexpr int64_t kPrefetchBytes = 2048;
+
 // Weight rows as the microkernel reads them: step s gives elements [16 s, 16 s + 16).
 struct Bf16Weights {
   const std::byte* base;
   int64_t stride;  // bytes between rows
-  V load(int64_t n, int64_t k) const { return vload_bf16(base + n * stride + 2 * k); }
+  V load(int64_t n, int64_t k) const {
+    const std::byte* p = base + n * stride + 2 * k;
+    __builtin_prefetch(p + kPrefetchBytes);
+    return vload_bf16(p);
+  }
   V load_tail(int64_t n, int64_t k, int64_t count) const {
     return vload_bf16_n(base + n * stride + 2 * k, count);
   }

@@ -342,10 +342,12 @@ Result<ModelConfig> parse_model_config(std::string_view json_text, const std::st
   c.situ_linear_beta = text.required_float("activation_situ_linear_beta");
   c.rms_norm_eps = text.required_float("rms_norm_eps");
 
-  // No grouped heads in K3's MLA: the key is redundant and must say so.
-  text.optional_value("num_key_value_heads", {c.num_attention_heads});
-  // Not used by this architecture; refused where it fits none of the readings seen in the wild.
+  text.find("num_key_value_heads");
+  text.find("head_dim");
   if (c.num_attention_heads > 0) {
+    // No grouped heads in K3's MLA: the key is redundant and must say so.
+    text.optional_value("num_key_value_heads", {c.num_attention_heads});
+    // Not used by this architecture; refused where it fits none of the readings seen in the wild.
     text.optional_value("head_dim", {c.v_head_dim, c.qk_nope_head_dim, c.qk_head_dim(),
                                      c.hidden_size / c.num_attention_heads});
   }

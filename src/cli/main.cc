@@ -48,6 +48,12 @@ int main(int argc, char** argv) {
   warn_of_unknown_environment();
   try {
     app.parse(argc, argv);
+  } catch (const CLI::RequiredError& e) {
+    if (app.get_subcommands().empty() && argc > 1) {
+      std::fprintf(stderr, "k3: unknown command '%s'; k3 --help lists them\n", argv[1]);
+      return 2;
+    }
+    return app.exit(e) == 0 ? 0 : 2;
   } catch (const CLI::ParseError& e) {
     const int code = app.exit(e);
     return code == 0 ? 0 : 2;

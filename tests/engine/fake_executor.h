@@ -75,7 +75,7 @@ class FakeExecutor : public Executor {
     for (const Segment& s : batch.segments) {
       Slot& slot = slots_[static_cast<size_t>(s.slot)];
       if (s.position == 0) slot = {.epoch = ++last_epoch_, .position = 0, .state = kEmptyHistory};
-      for (int32_t token : s.tokens) {
+      for (const int32_t& token : s.tokens) {
         Page& page = pages_[page_of(s, slot.position)];
         const size_t at = static_cast<size_t>(slot.position % kPageTokens);
         if (at == 0) page = {.epoch = slot.epoch, .tokens = {}};

@@ -71,8 +71,8 @@ class Builder : public nlohmann::json_sax<Json> {
   }
 
   bool open(Json container) {
-    if (open_.size() >= static_cast<size_t>(kMaxJsonDepth)) {
-      error_ = cat("the body nests deeper than ", kMaxJsonDepth, " levels");
+    if (open_.size() >= static_cast<size_t>(kMaxBodyDepth)) {
+      error_ = cat("the body nests deeper than ", kMaxBodyDepth, " levels");
       return false;
     }
     open_.push_back(add(std::move(container)));

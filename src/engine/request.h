@@ -43,7 +43,8 @@ struct TokenLogprob {
 
 struct TokenOutput {
   int32_t token = 0;
-  bool is_end = false;  // an end id or stop id: counted in usage, not part of the text
+  bool is_end = false;  // an end id or stop id: counted in usage, not part of the text. The last
+                        // token, unless it is an end id and ignore_eos lets the request go on
   TokenLogprob chosen;                // filled when logprobs >= 0
   std::span<const TokenLogprob> top;  // sorted by rank; valid during the call only
 };

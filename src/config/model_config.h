@@ -20,6 +20,8 @@ struct ModelConfig {
   int64_t hidden_size = 0;
   int64_t vocab_size = 0;
   int64_t num_hidden_layers = 0;
+  // Layers of the checkpoint itself: more than num_hidden_layers after truncate_layers().
+  int64_t num_checkpoint_layers = 0;
   int64_t intermediate_size = 0;  // dense MLP of layers < first_k_dense_replace
   int64_t first_k_dense_replace = 1;
   int64_t max_position_embeddings = 0;
@@ -58,7 +60,9 @@ struct ModelConfig {
   int64_t pad_token_id = -1;
   std::vector<int64_t> eos_token_ids;
 
-  // Keys that were read but change nothing here (reported once at load, never silently dropped).
+  // Keys that were found but change nothing here (reported once at load, never silently dropped):
+  // sorted paths within the text config ("rope_theta", "linear_attn_config.x") or, for what stands
+  // beside `text_config` in the wrapper, "/vision_config".
   std::vector<std::string> ignored_keys;
 
   // Derived shapes.
@@ -74,6 +78,8 @@ struct ModelConfig {
   int64_t shared_intermediate_size() const { return num_shared_experts * moe_intermediate_size; }
   int64_t num_kda_layers() const;
   int64_t num_mla_layers() const;
+
+  bool operator==(const ModelConfig&) const = default;
 };
 
 // Parses the text of a config.json: the multimodal wrapper (`text_config`) or the bare text config.
@@ -88,5 +94,14 @@ Result<ModelConfig> load_model_config(const std::string& model_dir);
 // The same model cut to its first `num_layers` layers (0 < num_layers <= num_hidden_layers): the
 // final mix then sees the snapshots of those layers alone.
 Result<ModelConfig> truncate_layers(const ModelConfig& config, int64_t num_layers);
+
+// The rules that tie the values of one config together (heads, groups of 32, lists, ids) and the
+// bounds under which no shape, byte count or offset computed from it overflows int64_t. Parsing ends
+// with this; whoever builds a ModelConfig by hand calls it too. Errors: kCheckpoint, naming the key.
+Status validate_model_config(const ModelConfig& config, const std::string& origin);
+
+// The config.json (wrapper form) from which parse_model_config() reads `config` back, token ids
+// included; ignored keys are not written.
+std::string model_config_to_json(const ModelConfig& config);
 
 }  // namespace k3

@@ -1,5 +1,5 @@
-// The number formats of a K3 checkpoint. Every conversion here is exact or round-to-nearest-even and
-// table-tested; nothing in this file knows of the model.
+// The number formats of a K3 checkpoint. Every conversion here is exact or round-to-nearest-even
+// and table-tested; nothing in this file knows of the model.
 #pragma once
 
 #include <cstddef>
@@ -10,9 +10,7 @@ namespace k3 {
 
 enum class DType { kBF16, kF32, kU8 };
 
-constexpr size_t dtype_bytes(DType t) {
-  return t == DType::kBF16 ? 2 : t == DType::kF32 ? 4 : 1;
-}
+constexpr size_t dtype_bytes(DType t) { return t == DType::kBF16 ? 2 : t == DType::kF32 ? 4 : 1; }
 // The name safetensors headers use.
 constexpr const char* dtype_name(DType t) {
   return t == DType::kBF16 ? "BF16" : t == DType::kF32 ? "F32" : "U8";

@@ -42,7 +42,7 @@ class [[nodiscard]] Status {
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : v_(std::move(value)) {}  // NOLINT(google-explicit-constructor)
+  Result(T value) : v_(std::move(value)) {}        // NOLINT(google-explicit-constructor)
   Result(Status status) : v_(std::move(status)) {  // NOLINT(google-explicit-constructor)
     assert(!std::get<Status>(v_).ok());
   }
@@ -78,13 +78,14 @@ Status checkpoint_error(const Args&... args) {
   return {ErrorCode::kCheckpoint, cat(args...)};
 }
 
-#define K3_RETURN_IF_ERROR(expr)              \
-  do {                                        \
+#define K3_RETURN_IF_ERROR(expr)                                \
+  do {                                                          \
     if (::k3::Status k3_s_ = (expr); !k3_s_.ok()) return k3_s_; \
   } while (0)
 #define K3_CONCAT_INNER(a, b) a##b
 #define K3_CONCAT(a, b) K3_CONCAT_INNER(a, b)
-#define K3_ASSIGN_OR_RETURN(decl, expr) K3_ASSIGN_OR_RETURN_IMPL(K3_CONCAT(k3_r_, __LINE__), decl, expr)
+#define K3_ASSIGN_OR_RETURN(decl, expr) \
+  K3_ASSIGN_OR_RETURN_IMPL(K3_CONCAT(k3_r_, __LINE__), decl, expr)
 #define K3_ASSIGN_OR_RETURN_IMPL(tmp, decl, expr) \
   auto tmp = (expr);                              \
   if (!tmp.ok()) return tmp.status();             \

@@ -1,13 +1,15 @@
-// The step contract: what the engine asks of a device. A step is the only verb; decode rows, prefill
-// chunks and padding are all segments of one StepBatch.
+// The step contract: what the engine asks of a device. A step is the only verb; decode rows,
+// prefill chunks and padding are all segments of one StepBatch.
 //
 // What every implementation promises:
-//  * A row stands alone. The logits of a token depend on the tokens before it in its own sequence and
+//  * A row stands alone. The logits of a token depend on the tokens before it in its own sequence
+//  and
 //    on nothing else: not on the other segments, the batch size, the chunking, the slot, the page
 //    numbers, the number of threads or ranks. Equality is bitwise.
 //  * A segment at position 0 starts a new sequence. Whatever the slot or the pages held before
 //    (NaN included) has no effect.
-//  * A step that returns an error has changed no slot, unless its code is kDevice or kRankLost, after
+//  * A step that returns an error has changed no slot, unless its code is kDevice or kRankLost,
+//  after
 //    which the executor is unusable.
 #pragma once
 
@@ -49,17 +51,20 @@ struct StepResult {
   std::span<const float> logits;  // [num_rows, vocab_size]
   int64_t num_rows = 0;
   int64_t vocab_size = 0;
+  // What the step had to move at least: weights read once, state read and written, latents of the
+  // context read. `k3 bench` holds it against the machine's read bandwidth.
+  int64_t bytes = 0;
   std::span<const float> row(int64_t i) const {
     return logits.subspan(static_cast<size_t>(i * vocab_size), static_cast<size_t>(vocab_size));
   }
 };
 
 struct ExecutorLimits {
-  int num_slots = 0;       // sequences that can be live at once
-  int64_t max_rows = 0;    // tokens in one step, over all segments
+  int num_slots = 0;           // sequences that can be live at once
+  int64_t max_rows = 0;        // tokens in one step, over all segments
   int64_t max_logit_rows = 0;  // rows of logits in one step
-  int64_t num_pages = 0;   // pages of kPageTokens tokens
-  int64_t max_positions = 0;  // the model's context
+  int64_t num_pages = 0;       // pages of kPageTokens tokens
+  int64_t max_positions = 0;   // the model's context
   int64_t vocab_size = 0;
 };
 

@@ -20,8 +20,8 @@ using json = nlohmann::ordered_json;
 
 enum class Control { kOpen, kClose, kSep, kEndOfMsg };
 
-// Where a prompt goes. A segment is a stretch of text that is encoded on its own: where the model saw
-// a border in training, no byte pair is merged across it.
+// Where a prompt goes. A segment is a stretch of text that is encoded on its own: where the model
+// saw a border in training, no byte pair is merged across it.
 class PromptSink {
  public:
   virtual ~PromptSink() = default;
@@ -305,9 +305,9 @@ class Renderer {
     }
   }
 
-  // A run of tool results. When every id names a call of the last assistant message, results are put
-  // in the order of the calls; else they stay as they are and are named by their own `tool` or `name`,
-  // or by the call at their position.
+  // A run of tool results. When every id names a call of the last assistant message, results are
+  // put in the order of the calls; else they stay as they are and are named by their own `tool` or
+  // `name`, or by the call at their position.
   Status tool_results(size_t begin, size_t end) {
     std::unordered_map<std::string_view, size_t> call_of_id;
     if (calls_ != nullptr) {
@@ -340,12 +340,11 @@ class Renderer {
       }
       if (name.empty()) {
         return invalid_argument(
-            "messages[", index, "].tool_call_id: ",
-            json_quoted(text_member(message, "tool_call_id")),
+            "messages[", index,
+            "].tool_call_id: ", json_quoted(text_member(message, "tool_call_id")),
             ", expected the id of a call in the assistant message before it, or a `name`");
       }
-      open("message",
-           {{"role", "tool"}, {"tool", name}, {"index", std::to_string(position + 1)}});
+      open("message", {{"role", "tool"}, {"tool", name}, {"index", std::to_string(position + 1)}});
       content(message);
       end_message();
     }

@@ -44,8 +44,9 @@ Status read_effort(const json& value, std::string_view path, bool allow_none,
       return {};
     }
   }
-  return wrong(path, value,
-               allow_none ? "\"none\", \"low\", \"high\" or \"max\"" : "\"low\", \"high\" or \"max\"");
+  return wrong(
+      path, value,
+      allow_none ? "\"none\", \"low\", \"high\" or \"max\"" : "\"low\", \"high\" or \"max\"");
 }
 
 Status read_thinking(const json& value, ThinkingChoice* choice) {

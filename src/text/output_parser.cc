@@ -23,8 +23,8 @@ std::string_view trim(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(kBlanks) - begin + 1);
 }
 
-// What stands between <|open|> or <|close|> and <|sep|>, read byte by byte so that prose after a stray
-// control token is recognised (and let go) as soon as it can be no tag.
+// What stands between <|open|> or <|close|> and <|sep|>, read byte by byte so that prose after a
+// stray control token is recognised (and let go) as soon as it can be no tag.
 class TagReader {
  public:
   // A tag longer than this is none: nothing may hold text back for ever.
@@ -104,7 +104,8 @@ class TagReader {
     const auto replace = [&text](std::string_view from, char to) {
       std::string out;
       size_t at = 0;
-      for (size_t hit = 0; (hit = text.find(from, at)) != std::string::npos; at = hit + from.size()) {
+      for (size_t hit = 0; (hit = text.find(from, at)) != std::string::npos;
+           at = hit + from.size()) {
         out.append(text, at, hit - at);
         out += to;
       }
@@ -232,8 +233,8 @@ struct OutputParser::Impl {
         }
         break;
       case Place::kCall: {
-        // Text of a call outside its children. A whole JSON object is taken for the arguments; other
-        // text is no argument, but must not be lost.
+        // Text of a call outside its children. A whole JSON object is taken for the arguments;
+        // other text is no argument, but must not be lost.
         if (!is_blank(held) && (has_members || !splice_object(trim(held)))) {
           emit(Kind::kContent, held);
         }

@@ -1,7 +1,7 @@
-// The model's output, token by token, sorted into channels. ONE incremental state machine over token
-// ids: streaming sends its events as they come, non-streaming adds them up, so the two cannot differ.
-// Never fails: structure it does not know becomes plain text of the current channel, and no markup
-// reaches a client (docs/text.md#output).
+// The model's output, token by token, sorted into channels. ONE incremental state machine over
+// token ids: streaming sends its events as they come, non-streaming adds them up, so the two cannot
+// differ. Never fails: structure it does not know becomes plain text of the current channel, and no
+// markup reaches a client (docs/text.md#output).
 #pragma once
 
 #include <cstdint>

@@ -102,9 +102,9 @@ class Scanner {
 
   size_t next() const {
     const Char first = at(0);
-    if (first.is(kHan)) return run(0, kHan);  // 1
+    if (first.is(kHan)) return run(0, kHan);         // 1
     if (const size_t end = word(first)) return end;  // 2, 3
-    if (first.is(kNumber)) {  // 4
+    if (first.is(kNumber)) {                         // 4
       size_t end = first.size;
       for (int i = 1; i < 3; ++i) {
         const Char c = at(end);
@@ -139,8 +139,8 @@ class Scanner {
     return i;
   }
 
-  // Alternatives 2 and 3 at the start of the text: [lead]? U* L+ suffix?, then [lead]? U+ L* suffix?.
-  // 0 if neither matches.
+  // Alternatives 2 and 3 at the start of the text: [lead]? U* L+ suffix?, then [lead]? U+ L*
+  // suffix?. 0 if neither matches.
   size_t word(Char first) const {
     const bool lead = first.may_lead_word();
     size_t end = lead ? lowerish_word(first.size) : 0;
@@ -193,7 +193,7 @@ class Scanner {
       end += c.size;
       if (c.is(kNewline)) after_newline = end;
     }
-    if (after_newline != 0) return after_newline;  // 6: \s*[\r\n]+ backs up to the last newline
+    if (after_newline != 0) return after_newline;      // 6: \s*[\r\n]+ backs up to the last newline
     if (end == text_.size() || last == 0) return end;  // 7 at the end of the text; 8
     return last;  // 7: leaves one white space for the word that follows
   }

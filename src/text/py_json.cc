@@ -162,7 +162,8 @@ class Loader : public nlohmann::json_sax<json> {
   std::string key_;
 };
 
-// nlohmann's parser takes NUL for the end of its input and skips a byte order mark; neither is JSON.
+// nlohmann's parser takes NUL for the end of its input and skips a byte order mark; neither is
+// JSON.
 bool may_be_json(std::string_view text) {
   return text.find('\0') == std::string_view::npos && !text.starts_with("\xef\xbb\xbf");
 }
@@ -225,7 +226,8 @@ std::string py_float_repr(double value) {
     return out + std::to_string(magnitude);
   }
   if (point <= 0) return out + "0." + std::string(static_cast<size_t>(-point), '0') + digits;
-  if (point >= count) return out + digits + std::string(static_cast<size_t>(point - count), '0') + ".0";
+  if (point >= count)
+    return out + digits + std::string(static_cast<size_t>(point - count), '0') + ".0";
   return out + digits.substr(0, static_cast<size_t>(point)) + "." +
          digits.substr(static_cast<size_t>(point));
 }

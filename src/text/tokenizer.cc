@@ -17,7 +17,8 @@ namespace {
 
 using json = nlohmann::json;
 
-// K3 has 256 slots above its ranks. More than this is a vocabulary size that belongs to another file.
+// K3 has 256 slots above its ranks. More than this is a vocabulary size that belongs to another
+// file.
 constexpr int64_t kMaxSpecialSlots = 65'536;
 
 constexpr std::string_view kLfsPointer = "version https://git-lfs.github.com/spec/";
@@ -145,8 +146,9 @@ Status Tokenizer::Impl::read_ranks(std::string_view file, int64_t vocab_size) {
                               " is beyond vocab_size ", vocab_size);
     }
     if (rank >= max_ranks) {
-      return checkpoint_error("tiktoken.model line ", line_number, ": rank ", rank, " in a file of ",
-                              max_ranks, " lines, expected each rank from 0 on once");
+      return checkpoint_error("tiktoken.model line ", line_number, ": rank ", rank,
+                              " in a file of ", max_ranks,
+                              " lines, expected each rank from 0 on once");
     }
     const auto index = static_cast<size_t>(rank);
     if (entries[index].line != 0) {
@@ -179,8 +181,9 @@ Status Tokenizer::Impl::read_ranks(std::string_view file, int64_t vocab_size) {
   }
   for (int b = 0; b < 256; ++b) {
     if (ranks.byte(static_cast<unsigned char>(b)) == RankTable::kNone) {
-      return checkpoint_error("tiktoken.model: byte ", b,
-                              " has no rank of its own, expected all 256 (text could not be encoded)");
+      return checkpoint_error(
+          "tiktoken.model: byte ", b,
+          " has no rank of its own, expected all 256 (text could not be encoded)");
     }
   }
   return {};
@@ -198,10 +201,9 @@ Status Tokenizer::Impl::read_specials(std::string_view config, int64_t vocab_siz
   }
   const int64_t slots = vocab_size - num_ranks;
   if (slots > kMaxSpecialSlots) {
-    return checkpoint_error("vocab_size ", vocab_size, " leaves ", slots,
-                            " special tokens above the ", num_ranks,
-                            " of tiktoken.model, expected at most ", kMaxSpecialSlots,
-                            ": do the two belong together?");
+    return checkpoint_error(
+        "vocab_size ", vocab_size, " leaves ", slots, " special tokens above the ", num_ranks,
+        " of tiktoken.model, expected at most ", kMaxSpecialSlots, ": do the two belong together?");
   }
   std::vector<std::string> names(static_cast<size_t>(slots));
   if (const auto added = root.find("added_tokens_decoder"); added != root.end()) {
@@ -258,8 +260,7 @@ Status Tokenizer::Impl::read_specials(std::string_view config, int64_t vocab_siz
     begins_special[static_cast<unsigned char>(name[0])] = true;
   }
   std::sort(special_sizes.begin(), special_sizes.end(), std::greater<>());
-  special_sizes.erase(std::unique(special_sizes.begin(), special_sizes.end()),
-                      special_sizes.end());
+  special_sizes.erase(std::unique(special_sizes.begin(), special_sizes.end()), special_sizes.end());
   const auto id_of = [this](std::string_view name) {
     const auto found = specials.find(name);
     return found == specials.end() ? -1 : found->second;

@@ -25,8 +25,8 @@ class Tokenizer {
                                                         int64_t vocab_size);
   ~Tokenizer();
 
-  // Ordinary text: never yields a special id, whatever the text says. Any bytes are accepted; what is
-  // not UTF-8 is encoded byte for byte.
+  // Ordinary text: never yields a special id, whatever the text says. Any bytes are accepted; what
+  // is not UTF-8 is encoded byte for byte.
   std::vector<int32_t> encode(std::string_view text) const;
   void encode_append(std::string_view text, std::vector<int32_t>* ids) const;
 
@@ -36,7 +36,7 @@ class Tokenizer {
 
   // The bytes of one token, possibly part of a UTF-8 character; a special token's spelling.
   std::string_view token_bytes(int32_t id) const;
-  bool is_special(int32_t id) const;      // id >= number of BPE ranks
+  bool is_special(int32_t id) const;  // id >= number of BPE ranks
   int64_t num_ranks() const;
   int64_t vocab_size() const;
   std::optional<int32_t> special_id(std::string_view content) const;
@@ -61,8 +61,8 @@ std::vector<std::string_view> pre_tokenize(std::string_view text);
 // Incremental, UTF-8-safe detokeniser: bytes in, complete characters out.
 class Utf8Stream {
  public:
-  // Appends bytes; returns what is complete. Bytes that can no longer become a character come out as
-  // U+FFFD (one per maximal invalid prefix, as WHATWG and Python's "replace" do).
+  // Appends bytes; returns what is complete. Bytes that can no longer become a character come out
+  // as U+FFFD (one per maximal invalid prefix, as WHATWG and Python's "replace" do).
   std::string push(std::string_view bytes);
   // The rest; an unfinished character becomes one U+FFFD.
   std::string flush();

@@ -64,7 +64,9 @@ TEST(PreTokenizer, HanIsAWordOfItsOwnByScript) {
   EXPECT_EQ(pieces_of("a你好b"), Pieces({"a", "你好", "b"}));
   EXPECT_EQ(pieces_of("你、好"), Pieces({"你", "、", "好"}));  // U+3001 is Common
   EXPECT_EQ(pieces_of("12\u3007"), Pieces({"12\u3007"}));      // a number as well as Han
-  EXPECT_EQ(pieces_of("\u3007" "12"), Pieces({"\u3007", "12"}));
+  EXPECT_EQ(pieces_of("\u3007"
+                      "12"),
+            Pieces({"\u3007", "12"}));
 }
 
 TEST(PreTokenizer, HindiKeepsItsMarksInTheWord) {

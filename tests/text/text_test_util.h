@@ -1,6 +1,7 @@
 // What the tests of this room share: files, vocabularies, and the output parser driven by a script.
 #pragma once
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -48,12 +49,22 @@ inline TokenizerPtr nano() {
 
 // K3's own names of the special tokens, at their offset from the number of ranks.
 inline std::string k3_tokenizer_config(int ranks) {
-  const std::vector<std::pair<int, std::string>> names = {
-      {0, "[BOS]"},          {1, "[EOS]"},           {2, "<|end_of_msg|>"},   {3, "<|open|>"},
-      {4, "<|close|>"},      {5, "<|sep|>"},         {6, "[start_header_id]"}, {7, "[end_header_id]"},
-      {9, "[EOT]"},          {18, "<|media_begin|>"}, {19, "<|media_content|>"},
-      {20, "<|media_end|>"}, {21, "<|media_pad|>"},  {65, "<osagent_mode>"},  {254, "[UNK]"},
-      {255, "[PAD]"}};
+  const std::vector<std::pair<int, std::string>> names = {{0, "[BOS]"},
+                                                          {1, "[EOS]"},
+                                                          {2, "<|end_of_msg|>"},
+                                                          {3, "<|open|>"},
+                                                          {4, "<|close|>"},
+                                                          {5, "<|sep|>"},
+                                                          {6, "[start_header_id]"},
+                                                          {7, "[end_header_id]"},
+                                                          {9, "[EOT]"},
+                                                          {18, "<|media_begin|>"},
+                                                          {19, "<|media_content|>"},
+                                                          {20, "<|media_end|>"},
+                                                          {21, "<|media_pad|>"},
+                                                          {65, "<osagent_mode>"},
+                                                          {254, "[UNK]"},
+                                                          {255, "[PAD]"}};
   json config;
   for (const auto& [offset, name] : names) {
     config["added_tokens_decoder"][std::to_string(ranks + offset)]["content"] = name;
@@ -61,7 +72,8 @@ inline std::string k3_tokenizer_config(int ranks) {
   return config.dump();
 }
 
-// The real vocabulary, where there is a copy of it beside the source tree: it is not ours to commit.
+// The real vocabulary, where there is a copy of it beside the source tree: it is not ours to
+// commit.
 inline TokenizerPtr real_k3() {
   static const TokenizerPtr tokenizer = []() -> TokenizerPtr {
     for (const char* path : {"../shared/data/tiktoken.model", "../../shared/data/tiktoken.model"}) {
@@ -75,8 +87,8 @@ inline TokenizerPtr real_k3() {
   }();
   return tokenizer;
 }
-#define K3_REQUIRE_REAL_VOCABULARY()                                              \
-  if (::k3::test::real_k3() == nullptr) {                                         \
+#define K3_REQUIRE_REAL_VOCABULARY()                                                \
+  if (::k3::test::real_k3() == nullptr) {                                           \
     GTEST_SKIP() << "no copy of K3's tiktoken.model (../shared/data) to test with"; \
   }
 

@@ -77,10 +77,13 @@ TEST(Tokenizer, EncodesTheGoldenTextsWithTheRealVocabulary) {
 }
 
 TEST(Tokenizer, MergesTheLowestRankFirstAndLeftmostAmongEquals) {
-  const auto t = Tokenizer::parse(ranks_file({"bc", "ab", "aa", "abc"}), "{}", 512).value();
-  EXPECT_EQ(t->encode("xabc"), std::vector<int32_t>({'x', 'a', 256}));  // bc before ab; no a+bc? abc
-  EXPECT_EQ(t->encode("abc"), std::vector<int32_t>({259}));             // the whole piece has a rank
+  const auto t = Tokenizer::parse(ranks_file({"bc", "ab", "aa"}), "{}", 512).value();
+  EXPECT_EQ(t->encode("xabc"), std::vector<int32_t>({'x', 'a', 256}));  // bc before ab
   EXPECT_EQ(t->encode("aaaaa"), std::vector<int32_t>({258, 258, 'a'}));
+  // Once merged, parts merge on; a piece that is a token is found whole.
+  const auto more = Tokenizer::parse(ranks_file({"bc", "ab", "abc"}), "{}", 512).value();
+  EXPECT_EQ(more->encode("xabc"), std::vector<int32_t>({'x', 258}));
+  EXPECT_EQ(more->encode("abc"), std::vector<int32_t>({258}));
 }
 
 // The rule itself, as slowly as it reads.
@@ -202,18 +205,18 @@ TEST(TokenizerFile, BadLinesAreRefusedByNumber) {
     EXPECT_NE(message.find("line 257"), std::string::npos) << message;
     EXPECT_NE(message.find(why), std::string::npos) << message;
   };
-  refused("YWI=", "expected base64");           // no rank
-  refused("YW?= 256", "expected base64");       // not the alphabet
-  refused("YWI 256", "expected base64");        // not padded
-  refused("YWJ= 256", "expected base64");       // bits under the padding
-  refused(" 256", "expected base64");           // no token
+  refused("YWI=", "expected base64");      // no rank
+  refused("YW?= 256", "expected base64");  // not the alphabet
+  refused("YWI 256", "expected base64");   // not padded
+  refused("YWJ= 256", "expected base64");  // bits under the padding
+  refused(" 256", "expected base64");      // no token
   refused("YWI= 2x6", "rank \"2x6\"");
   refused("YWI= -1", "rank \"-1\"");
   refused("YWI= ", "rank \"\"");
   refused("YWI= 99999999999", "rank \"99999999999\"");
   refused("YWI= 255", "was given before, on line 256");
   refused("YQ== 256", "is also that of rank 97, on line 98");
-  refused("YWI= 258", "rank 258");               // a gap
+  refused("YWI= 258", "rank 258");  // a gap
   refused("YWI= 512", "beyond vocab_size 512");
   refused("YWI= 400", "in a file of");
 }
@@ -229,8 +232,9 @@ TEST(TokenizerFile, AnLfsPointerIsNamedForWhatItIs) {
   const std::string pointer =
       "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 2795286\n";
   EXPECT_NE(error_of(pointer).find("LFS pointer"), std::string::npos);
-  EXPECT_NE(error_of(ranks_file(), pointer).find("tokenizer_config.json: this is a Git LFS pointer"),
-            std::string::npos);
+  EXPECT_NE(
+      error_of(ranks_file(), pointer).find("tokenizer_config.json: this is a Git LFS pointer"),
+      std::string::npos);
 }
 
 TEST(TokenizerFile, SpecialTokensMustFitTheirSlots) {
@@ -252,7 +256,8 @@ TEST(TokenizerFile, SpecialTokensMustFitTheirSlots) {
           "are both \"A\"");
   refused(R"({"added_tokens_decoder": {"300": {"content": "A"}, "0300": {"content": "B"}}})",
           "given before");
-  refused(R"({"added_tokens_decoder": {"300": {"content": "<|reserved_token_301|>"}}})", "are both");
+  refused(R"({"added_tokens_decoder": {"300": {"content": "<|reserved_token_301|>"}}})",
+          "are both");
   refused("{}", "do the two belong together", 10'000'000);
   refused("{}", "expected 1 to", 0);
   refused("{}", "beyond vocab_size 100", 100);
@@ -292,9 +297,13 @@ TEST(Utf8Stream, NeverSplitsACharacter) {
 TEST(Utf8Stream, ReplacesEachMaximalInvalidPrefixOnce) {
   const std::string r = "\ufffd";
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {"a\xff" "b", "a" + r + "b"},
-      {"\xe4\xbd" "x", r + "x"},           // a cut character is one
-      {"\xe4\xbd", r},                      // also at the end
+      {"a\xff"
+       "b",
+       "a" + r + "b"},
+      {"\xe4\xbd"
+       "x",
+       r + "x"},        // a cut character is one
+      {"\xe4\xbd", r},  // also at the end
       {"\xf0\x9f\x8f", r},
       {"\xc0\x80", r + r},                  // overlong: neither byte begins anything
       {"\xed\xa0\x80", r + r + r},          // a surrogate

@@ -64,8 +64,8 @@ class Builder : public nlohmann::json_sax<Json> {
       return &items.back();
     }
     // The vector beneath ordered_map: the key is known to be new.
-    auto& members =
-        static_cast<std::vector<std::pair<const std::string, Json>>&>(parent.get_ref<Json::object_t&>());
+    auto& members = static_cast<std::vector<std::pair<const std::string, Json>>&>(
+        parent.get_ref<Json::object_t&>());
     members.emplace_back(std::move(key_), std::move(value));
     return &members.back().second;
   }

@@ -72,8 +72,8 @@ PipelineOptions chat_options(bool thinking = true) {
 }
 
 const std::string kEnd = "<|close|>message<|sep|><|end_of_msg|>";
-std::string call(const std::string& tool, int index, const std::string& key, const std::string& type,
-                 const std::string& value) {
+std::string call(const std::string& tool, int index, const std::string& key,
+                 const std::string& type, const std::string& value) {
   return "<|open|>call tool=\"" + tool + "\" index=\"" + std::to_string(index) +
          "\"<|sep|><|open|>argument key=\"" + key + "\" type=\"" + type + "\"<|sep|>" + value +
          "<|close|>argument<|sep|><|close|>call<|sep|>";
@@ -93,8 +93,9 @@ TEST(Pipeline, H1_ThinkNeverClosedYetCallsComeOut) {
 }
 
 TEST(Pipeline, H2_ToolsOpenedStraightFromThinkAreParsed) {
-  const Played p = play(
-      ids_of("Now." + tools(call("get_weather", 1, "city", "string", "Rome")) + kEnd), chat_options());
+  const Played p =
+      play(ids_of("Now." + tools(call("get_weather", 1, "city", "string", "Rome")) + kEnd),
+           chat_options());
   ASSERT_EQ(p.result.tool_calls.size(), 1u);
   EXPECT_EQ(p.result.tool_calls[0].name, "get_weather");
   EXPECT_EQ(p.result.tool_calls[0].id, "get_weather:0");
@@ -103,7 +104,8 @@ TEST(Pipeline, H2_ToolsOpenedStraightFromThinkAreParsed) {
 
 TEST(Pipeline, H3_TheAnswerComesOnceAndWithoutMarkers) {
   const Played p = play(ids_of("Hm.<|close|>think<|sep|><|open|>response<|sep|>hello world"
-                               "<|close|>response<|sep|>" + kEnd),
+                               "<|close|>response<|sep|>" +
+                               kEnd),
                         chat_options());
   EXPECT_EQ(p.result.reasoning, "Hm.");
   EXPECT_EQ(p.result.content, "hello world");
@@ -114,11 +116,12 @@ TEST(Pipeline, H4_H22_TwoCallsWithLongArgumentsStreamAsValidJson) {
   const std::string five(5 << 10, 'x');
   std::string sixty_four = "line \"one\"\n";
   while (sixty_four.size() < (64 << 10)) sixty_four += "smörgåsbord \\ 🎉\t";
-  const Played p =
-      play(ids_of("Both.<|close|>think<|sep|><|open|>response<|sep|>Before.<|close|>response<|sep|>" +
-                  tools(call("write", 1, "text", "string", five) +
-                        call("write", 2, "text", "string", sixty_four)) + kEnd),
-           chat_options());
+  const Played p = play(
+      ids_of("Both.<|close|>think<|sep|><|open|>response<|sep|>Before.<|close|>response<|sep|>" +
+             tools(call("write", 1, "text", "string", five) +
+                   call("write", 2, "text", "string", sixty_four)) +
+             kEnd),
+      chat_options());
   ASSERT_EQ(p.result.tool_calls.size(), 2u);
   EXPECT_EQ(p.result.content, "Before.");
   EXPECT_EQ(nlohmann::json::parse(p.result.tool_calls[0].arguments)["text"], five);
@@ -141,7 +144,8 @@ TEST(Pipeline, H10_H11_AnyEndIdStopsWithoutATraceAndACutIsLength) {
     EXPECT_EQ(p.result.content, "Paris.");
     EXPECT_EQ(p.finish, "stop");
   }
-  const Played cut = play(ids_of("Paris.<|close|>response"), chat_options(false), FinishReason::kLength);
+  const Played cut =
+      play(ids_of("Paris.<|close|>response"), chat_options(false), FinishReason::kLength);
   EXPECT_EQ(cut.finish, "length");
   EXPECT_EQ(cut.result.content.rfind("Paris.", 0), 0u);
 }
@@ -174,10 +178,12 @@ TEST(Pipeline, StopStringsApplyToReasoningAndContentButNotToCalls) {
   PipelineOptions options = chat_options();
   options.stop = {"Paris"};
   EXPECT_EQ(play(ids_of("To Paris now"), options).result.reasoning, "To ");
-  const Played content = play(ids_of("Hm.<|close|>think<|sep|><|open|>response<|sep|>In Paris."), options);
+  const Played content =
+      play(ids_of("Hm.<|close|>think<|sep|><|open|>response<|sep|>In Paris."), options);
   EXPECT_EQ(content.result.reasoning, "Hm.");
   EXPECT_EQ(content.result.content, "In ");
-  const Played calls = play(ids_of("Hm." + tools(call("f", 1, "city", "string", "Paris")) + kEnd), options);
+  const Played calls =
+      play(ids_of("Hm." + tools(call("f", 1, "city", "string", "Paris")) + kEnd), options);
   ASSERT_EQ(calls.result.tool_calls.size(), 1u);
   EXPECT_NE(calls.result.tool_calls[0].arguments.find("Paris"), std::string::npos);
 }
@@ -185,8 +191,7 @@ TEST(Pipeline, StopStringsApplyToReasoningAndContentButNotToCalls) {
 TEST(Pipeline, AStopStringDoesNotReachAcrossChannels) {
   PipelineOptions options = chat_options();
   options.stop = {"ab"};
-  const Played p =
-      play(ids_of("xa<|close|>think<|sep|><|open|>response<|sep|>by" + kEnd), options);
+  const Played p = play(ids_of("xa<|close|>think<|sep|><|open|>response<|sep|>by" + kEnd), options);
   EXPECT_EQ(p.result.reasoning, "xa");
   EXPECT_EQ(p.result.content, "by");
   EXPECT_FALSE(p.stopped);
@@ -197,7 +202,8 @@ TEST(Pipeline, StopStringsDoNotCountBeforeMinTokens) {
   options.stop = {"b"};
   options.min_tokens = 3;
   std::vector<int32_t> ids;
-  for (char c : std::string("abcdbe")) ids.push_back(nano_tokenizer()->encode(std::string(1, c))[0]);
+  for (char c : std::string("abcdbe"))
+    ids.push_back(nano_tokenizer()->encode(std::string(1, c))[0]);
   EXPECT_EQ(play(ids, options).result.content, "abcd");
 }
 
@@ -212,8 +218,9 @@ TEST(Pipeline, H19_CharactersAreNeverCutAtTokenEdges) {
 }
 
 TEST(Pipeline, H21_AdjacentCallsStayApart) {
-  const Played p = play(ids_of(tools(call("a", 1, "x", "number", "1") + call("b", 2, "y", "number", "2")) +
-                               kEnd), chat_options());
+  const Played p = play(
+      ids_of(tools(call("a", 1, "x", "number", "1") + call("b", 2, "y", "number", "2")) + kEnd),
+      chat_options());
   ASSERT_EQ(p.result.tool_calls.size(), 2u);
   EXPECT_EQ(p.result.tool_calls[0].id, "a:0");
   EXPECT_EQ(p.result.tool_calls[1].id, "b:1");
@@ -245,14 +252,14 @@ TEST(Pipeline, H25_ACallCutByTheBudgetStillGivesValidJson) {
 TEST(Pipeline, H26_UnderToolChoiceNoneCallsAreDropped) {
   PipelineOptions options = chat_options();
   options.return_tools = false;
-  const Played p =
-      play(ids_of("Hm." + tools(call("f", 1, "x", "number", "1")) + kEnd), options);
+  const Played p = play(ids_of("Hm." + tools(call("f", 1, "x", "number", "1")) + kEnd), options);
   EXPECT_TRUE(p.result.tool_calls.empty());
   EXPECT_EQ(p.finish, "stop");
 }
 
 TEST(Pipeline, H28_WithThinkingTheFirstDeltaIsReasoning) {
-  const Played p = play(ids_of("Hm.<|close|>think<|sep|><|open|>response<|sep|>Yes." + kEnd), chat_options());
+  const Played p =
+      play(ids_of("Hm.<|close|>think<|sep|><|open|>response<|sep|>Yes." + kEnd), chat_options());
   ASSERT_FALSE(p.deltas.empty());
   EXPECT_EQ(p.deltas[0].kind, Delta::Kind::kReasoning);
 }
@@ -268,7 +275,8 @@ TEST(Pipeline, LogprobsCoverTheTextAndNothingBehindAStop) {
   PipelineOptions options;
   options.logprobs = true;
   std::vector<int32_t> ids;
-  for (char c : std::string("abcdef")) ids.push_back(nano_tokenizer()->encode(std::string(1, c))[0]);
+  for (char c : std::string("abcdef"))
+    ids.push_back(nano_tokenizer()->encode(std::string(1, c))[0]);
   Played p = play(ids, options);
   ASSERT_EQ(p.logprobs.size(), 6u);
   EXPECT_EQ(p.logprobs[5].text_offset, 5);
@@ -281,9 +289,10 @@ TEST(Pipeline, LogprobsCoverTheTextAndNothingBehindAStop) {
 TEST(Pipeline, LogprobsOfChatLeaveOutMarkupAndCalls) {
   PipelineOptions options = chat_options();
   options.logprobs = true;
-  const Played p = play(ids_of("Hm.<|close|>think<|sep|><|open|>response<|sep|>Yes.<|close|>response<|sep|>" +
-                               tools(call("f", 1, "x", "number", "1")) + kEnd),
-                        options);
+  const Played p =
+      play(ids_of("Hm.<|close|>think<|sep|><|open|>response<|sep|>Yes.<|close|>response<|sep|>" +
+                  tools(call("f", 1, "x", "number", "1")) + kEnd),
+           options);
   std::string joined;
   for (const LogprobEntry& e : p.logprobs) joined += token_text(*nano_tokenizer(), e.chosen.token);
   EXPECT_EQ(joined, "Hm.Yes.");
@@ -338,8 +347,9 @@ TEST(Wire, ToolCallsBeginWithASlotAndGoOnWithPieces) {
   Delta begin{Delta::Kind::kToolCallBegin, "f", 1, "f:1"};
   FrameParts parts;
   parts.delta = &begin;
-  EXPECT_EQ(parse_frame(choice_frame(meta, *nano_tokenizer(), parts))["choices"][0]["delta"].dump(),
-            R"({"tool_calls":[{"function":{"arguments":"","name":"f"},"id":"f:1","index":1,"type":"function"}]})");
+  EXPECT_EQ(
+      parse_frame(choice_frame(meta, *nano_tokenizer(), parts))["choices"][0]["delta"].dump(),
+      R"({"tool_calls":[{"function":{"arguments":"","name":"f"},"id":"f:1","index":1,"type":"function"}]})");
   Delta args{Delta::Kind::kToolCallArgs, "{\"a\"", 1, ""};
   parts.delta = &args;
   EXPECT_EQ(parse_frame(choice_frame(meta, *nano_tokenizer(), parts))["choices"][0]["delta"].dump(),

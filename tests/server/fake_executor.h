@@ -1,5 +1,5 @@
-// An Executor that says what a script tells it to: the engine, the tokenizer and the server around it
-// are the real ones.
+// An Executor that says what a script tells it to: the engine, the tokenizer and the server around
+// it are the real ones.
 #pragma once
 
 #include <atomic>
@@ -52,7 +52,8 @@ class FakeExecutor : public Executor {
       q.ids.insert(q.ids.end(), s.tokens.begin(), s.tokens.end());
       if (s.logits == Logits::kNone) continue;
       if (q.prompt == 0) q.prompt = q.ids.size();
-      const std::vector<int32_t> prompt(q.ids.begin(), q.ids.begin() + static_cast<int64_t>(q.prompt));
+      const std::vector<int32_t> prompt(q.ids.begin(),
+                                        q.ids.begin() + static_cast<int64_t>(q.prompt));
       const int32_t id = script_(prompt, q.ids.size() - q.prompt);
       if (logits_.size() < (rows + 1) * vocab) logits_.resize((rows + 1) * vocab);
       spikes_.push_back(rows * vocab + static_cast<size_t>(id));

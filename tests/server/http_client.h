@@ -1,5 +1,5 @@
-// A small HTTP/1.1 client on a plain socket, for tests that must be rude: half requests, sudden closes,
-// not reading. Blocking, with a receive timeout of 10 seconds.
+// A small HTTP/1.1 client on a plain socket, for tests that must be rude: half requests, sudden
+// closes, not reading. Blocking, with a receive timeout of 10 seconds.
 #pragma once
 
 #include <arpa/inet.h>
@@ -61,11 +61,12 @@ class HttpClient {
     return true;
   }
 
-  bool send_request(const std::string& method, const std::string& path, const std::string& body = "",
-                    const std::string& headers = "") {
+  bool send_request(const std::string& method, const std::string& path,
+                    const std::string& body = "", const std::string& headers = "") {
     std::string out = method + " " + path + " HTTP/1.1\r\nHost: test\r\n" + headers;
     if (!body.empty() || method == "POST") {
-      out += "Content-Type: application/json\r\nContent-Length: " + std::to_string(body.size()) + "\r\n";
+      out += "Content-Type: application/json\r\nContent-Length: " + std::to_string(body.size()) +
+             "\r\n";
     }
     return send_raw(out + "\r\n" + body);
   }

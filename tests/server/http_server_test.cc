@@ -87,9 +87,10 @@ TEST(Http, StreamsAreChunkedForHttp11AndEndByClosingForHttp10) {
 TEST(Http, MalformedRequestsAre400AndTheConnectionCloses) {
   Echo echo;
   for (const char* text :
-       {"hello\r\n\r\n", "GET\r\n\r\n", "GET / HTTP/9.9\r\n\r\n", "\x16\x03\x01\x02\x00\x01garbage\r\n\r\n",
-        "GET / HTTP/1.1\r\nbad header\r\n\r\n", "GET / HTTP/1.1\r\nA\x01: b\r\n\r\n",
-        "POST / HTTP/1.1\r\nContent-Length: -5\r\n\r\n", "POST / HTTP/1.1\r\nContent-Length: 5x\r\n\r\n",
+       {"hello\r\n\r\n", "GET\r\n\r\n", "GET / HTTP/9.9\r\n\r\n",
+        "\x16\x03\x01\x02\x00\x01garbage\r\n\r\n", "GET / HTTP/1.1\r\nbad header\r\n\r\n",
+        "GET / HTTP/1.1\r\nA\x01: b\r\n\r\n", "POST / HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
+        "POST / HTTP/1.1\r\nContent-Length: 5x\r\n\r\n",
         "POST / HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n",
         "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         "POST / HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"}) {

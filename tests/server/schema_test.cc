@@ -42,26 +42,32 @@ struct Case {
 const std::vector<Case>& common_cases() {
   static const std::vector<Case> cases = {
       {"model", {"\"m\"", "null"}, {"1", "[]", "{}", "true"}},
-      {"temperature", {"0", "1", "2.0", "0.5", "null"},
+      {"temperature",
+       {"0", "1", "2.0", "0.5", "null"},
        {"-0.1", "2.1", "1e300", "\"1\"", "true", "[]", "-1", "18446744073709551615"}},
       {"top_p", {"1", "0.01"}, {"0", "-1", "1.01", "\"x\"", "false"}},
-      {"top_k", {"-1", "0", "40", "2147483647"},
+      {"top_k",
+       {"-1", "0", "40", "2147483647"},
        {"-2", "1.5", "5.0", "\"5\"", "2147483648", "9223372036854775808", "1e3"}},
       {"min_p", {"0", "1", "0.3"}, {"-0.01", "1.2", "\"0\""}},
       {"presence_penalty", {"-2", "2", "0"}, {"-2.01", "3", "\"1\"", "true"}},
       {"frequency_penalty", {"-2", "2", "0"}, {"-2.01", "3", "\"1\"", "{}"}},
       {"repetition_penalty", {"1", "1.3", "0.5"}, {"0", "-1", "\"1\""}},
-      {"logit_bias", {"null", "{}", R"({"5":-100,"6":100.0})"},
+      {"logit_bias",
+       {"null", "{}", R"({"5":-100,"6":100.0})"},
        {"[]", "\"5\"", R"({"-1":1})", R"({"2048":1})", R"({"x":1})", R"({"":1})", R"({"5":101})",
         R"({"5":-100.5})", R"({"5":"1"})", R"({"5":1,"05":2})", R"({"99999999999":1})",
         R"({"5":null})", R"({"1.5":1})"}},
-      {"seed", {"0", "-1", "9223372036854775807", "-9223372036854775808"},
+      {"seed",
+       {"0", "-1", "9223372036854775807", "-9223372036854775808"},
        {"9223372036854775808", "1.5", "\"1\"", "true", "1e30"}},
       {"n", {"1", "128"}, {"0", "-1", "129", "1.0", "\"1\"", "1000000000", "9223372036854775808"}},
-      {"max_tokens", {"1", "9223372036854775807"},
+      {"max_tokens",
+       {"1", "9223372036854775807"},
        {"0", "-5", "1.5", "16.0", "\"16\"", "9223372036854775808", "1e9", "true", "[16]"}},
       {"min_tokens", {"0", "3"}, {"-1", "0.5", "\"1\""}},
-      {"stop", {"null", "\"a\"", "[]", R"(["a","b"])"},
+      {"stop",
+       {"null", "\"a\"", "[]", R"(["a","b"])"},
        {"\"\"", R"(["a",""])", "5", "[5]", "{}", R"([null])",
         R"(["1","2","3","4","5","6","7","8","9","a","b","c","d","e","f","g","h"])"}},
       {"stop_token_ids", {"[]", "[0,2047]"}, {"[2048]", "[-1]", "[1.0]", "[\"1\"]", "5", "{}"}},
@@ -102,8 +108,8 @@ TEST(Schema, EveryCommonFieldTakesItsGoodValuesAndNamesItselfInTheErrorOfABadOne
     for (const char* value : c.bad) {
       CompletionBody a;
       ChatBody b;
-      for (const auto& error : {completion(with_prompt(c.field, value), &a),
-                                chat(with_messages(c.field, value), &b)}) {
+      for (const auto& error :
+           {completion(with_prompt(c.field, value), &a), chat(with_messages(c.field, value), &b)}) {
         ASSERT_TRUE(error) << c.field << "=" << value << " was accepted";
         EXPECT_EQ(error->http_status, 400);
         EXPECT_NE(error->message.find(c.field), std::string::npos) << error->message;
@@ -162,9 +168,11 @@ TEST(Schema, ChatFieldsOfTheirOwn) {
       {"prompt", {}, {"\"x\""}},
       {"reasoning_effort", {"\"low\"", "\"high\"", "\"max\"", "null"}, {"\"huge\"", "5"}},
       {"thinking", {"true", "false", R"({"type":"disabled"})"}, {"5", R"({"type":"x"})"}},
-      {"tool_choice", {"\"auto\"", "\"none\""}, {"\"required\"", "\"x\"", "5",
-          R"({"type":"function","function":{"name":"f"}})"}},
-      {"response_format", {R"({"type":"text"})", R"({"type":"json_object"})"},
+      {"tool_choice",
+       {"\"auto\"", "\"none\""},
+       {"\"required\"", "\"x\"", "5", R"({"type":"function","function":{"name":"f"}})"}},
+      {"response_format",
+       {R"({"type":"text"})", R"({"type":"json_object"})"},
        {R"({"type":"x"})", "5"}},
       {"chat_template_kwargs", {R"({"thinking":false})"}, {R"({"nope":1})", "5"}},
   };
@@ -188,9 +196,8 @@ TEST(Schema, PromptsOfEveryShapeAreReadAndEmptyOnesRefused) {
   const struct {
     const char* prompt;
     size_t count;
-  } good[] = {{"\"a\"", 1},        {R"(["a","b"])", 2}, {"[1,2,3]", 1},
-              {"[[1,2],[3]]", 2},  {R"(["a",[1,2]])", 2}, {R"([[1],"a"])", 2},
-              {"[0]", 1},          {"[2047]", 1}};
+  } good[] = {{"\"a\"", 1},          {R"(["a","b"])", 2}, {"[1,2,3]", 1}, {"[[1,2],[3]]", 2},
+              {R"(["a",[1,2]])", 2}, {R"([[1],"a"])", 2}, {"[0]", 1},     {"[2047]", 1}};
   for (const auto& c : good) {
     CompletionBody out;
     const auto error = completion(std::string("{\"prompt\":") + c.prompt + "}", &out);
@@ -200,12 +207,15 @@ TEST(Schema, PromptsOfEveryShapeAreReadAndEmptyOnesRefused) {
   const struct {
     const char* prompt;
     const char* param;
-  } bad[] = {{"\"\"", "prompt"},         {"[]", "prompt"},        {"[[]]", "prompt[0]"},
-             {R"(["a",""])", "prompt[1]"}, {"null", "prompt"},      {"5", "prompt"},
-             {"{}", "prompt"},           {"[2048]", "prompt[0]"}, {"[1,-1]", "prompt[1]"},
-             {"[1,1.5]", "prompt[1]"},   {"[1,\"a\"]", "prompt[1]"}, {"[[1],[1,2048]]", "prompt[1][1]"},
+  } bad[] = {{"\"\"", "prompt"},         {"[]", "prompt"},
+             {"[[]]", "prompt[0]"},      {R"(["a",""])", "prompt[1]"},
+             {"null", "prompt"},         {"5", "prompt"},
+             {"{}", "prompt"},           {"[2048]", "prompt[0]"},
+             {"[1,-1]", "prompt[1]"},    {"[1,1.5]", "prompt[1]"},
+             {"[1,\"a\"]", "prompt[1]"}, {"[[1],[1,2048]]", "prompt[1][1]"},
              {"[\"a\",5]", "prompt[1]"}, {"[1,18446744073709551615]", "prompt[1]"},
-             {"[null]", "prompt[0]"},    {"[true]", "prompt[0]"},  {"[[[1]]]", "prompt[0][0]"}};
+             {"[null]", "prompt[0]"},    {"[true]", "prompt[0]"},
+             {"[[[1]]]", "prompt[0][0]"}};
   for (const auto& c : bad) {
     CompletionBody out;
     const auto error = completion(std::string("{\"prompt\":") + c.prompt + "}", &out);
@@ -226,22 +236,28 @@ TEST(Schema, FieldsThatContradictEachOtherAreRefused) {
   EXPECT_EQ(completion(R"({"prompt":["a","b","c"],"n":100})", &c)->param, "n");
   ChatBody b;
   EXPECT_EQ(chat(R"({"messages":[{"role":"user","content":"x"}],"max_tokens":5,
-                     "max_completion_tokens":6})", &b)->param, "max_completion_tokens");
+                     "max_completion_tokens":6})",
+                 &b)
+                ->param,
+            "max_completion_tokens");
   ChatBody equal;
   EXPECT_FALSE(chat(R"({"messages":[{"role":"user","content":"x"}],"max_tokens":6,
-                        "max_completion_tokens":6})", &equal));
+                        "max_completion_tokens":6})",
+                    &equal));
   EXPECT_EQ(equal.common.max_tokens, 6);
 }
 
 TEST(Schema, StreamOptionsAreReadAndTheirUnknownMembersNamed) {
   CompletionBody out;
   ASSERT_FALSE(completion(R"({"prompt":"x","stream":true,"stream_options":
-      {"include_usage":true,"continuous_usage_stats":true,"include_obfuscation":false}})", &out));
+      {"include_usage":true,"continuous_usage_stats":true,"include_obfuscation":false}})",
+                          &out));
   EXPECT_TRUE(out.common.include_usage);
   EXPECT_TRUE(out.common.continuous_usage_stats);
   CompletionBody other;
-  EXPECT_EQ(completion(R"({"prompt":"x","stream":true,"stream_options":{"nope":1}})", &other)->param,
-            "stream_options.nope");
+  EXPECT_EQ(
+      completion(R"({"prompt":"x","stream":true,"stream_options":{"nope":1}})", &other)->param,
+      "stream_options.nope");
 }
 
 TEST(Schema, UnknownFieldsAreAllListed) {
@@ -274,7 +290,8 @@ TEST(Schema, ChoicesOfOnePromptDrawFromDistinctSeedsAndTheFirstFromTheGivenOne) 
 TEST(Schema, LogprobsOfChatAreABoolAndACount) {
   ChatBody out;
   ASSERT_FALSE(chat(R"({"messages":[{"role":"user","content":"x"}],"logprobs":true,
-                        "top_logprobs":3})", &out));
+                        "top_logprobs":3})",
+                    &out));
   EXPECT_EQ(out.common.sampling.logprobs, 3);
   ChatBody none;
   ASSERT_FALSE(chat(R"({"messages":[{"role":"user","content":"x"}]})", &none));
@@ -282,7 +299,8 @@ TEST(Schema, LogprobsOfChatAreABoolAndACount) {
 }
 
 TEST(Schema, MessagesMustBeThere) {
-  for (const char* body : {"{}", R"({"messages":[]})", R"({"messages":null})", R"({"messages":5})"}) {
+  for (const char* body :
+       {"{}", R"({"messages":[]})", R"({"messages":null})", R"({"messages":5})"}) {
     ChatBody out;
     const auto error = chat(body, &out);
     ASSERT_TRUE(error) << body;
@@ -337,8 +355,9 @@ TEST(JsonBody, WhatIsNotOneGoodObjectIsRefusedWithoutRepeatingIt) {
     EXPECT_EQ(error->message.find("secret"), std::string::npos) << error->message;
   }
   Json out;
-  EXPECT_FALSE(parse_json_body("{\"a\":" + std::string(kMaxBodyDepth - 1, '[') +
-                                   std::string(kMaxBodyDepth - 1, ']') + "}", &out));
+  EXPECT_FALSE(parse_json_body(
+      "{\"a\":" + std::string(kMaxBodyDepth - 1, '[') + std::string(kMaxBodyDepth - 1, ']') + "}",
+      &out));
 }
 
 TEST(JsonBody, KeysKeepTheirOrderAndManyKeysAreNotQuadratic) {
@@ -355,7 +374,8 @@ TEST(JsonBody, KeysKeepTheirOrderAndManyKeysAreNotQuadratic) {
 
 TEST(GenerationDefaults, OurKeysAreReadOthersLeftAloneAndBadValuesRefused) {
   auto good = parse_generation_defaults(R"({"temperature":0.6,"top_p":0.9,"eos_token_id":[1],
-                                            "max_length":5,"top_k":20})", "g.json");
+                                            "max_length":5,"top_k":20})",
+                                        "g.json");
   ASSERT_TRUE(good.ok());
   EXPECT_FLOAT_EQ(good->temperature, 0.6f);
   EXPECT_EQ(good->top_k, 20);

@@ -16,13 +16,13 @@
 namespace k3 {
 namespace {
 
+using nlohmann::json;
 using testing::ClientReply;
 using testing::FakeExecutor;
 using testing::HttpClient;
 using testing::ids_of;
 using testing::nano_tokenizer;
 using testing::sse_payloads;
-using nlohmann::json;
 using namespace std::chrono_literals;
 
 constexpr int32_t kEndOfMsg = 1794;
@@ -74,7 +74,8 @@ struct World {
     server->set_ready(context);
   }
 
-  bool eventually(const std::function<bool()>& condition, std::chrono::milliseconds limit = 5000ms) {
+  bool eventually(const std::function<bool()>& condition,
+                  std::chrono::milliseconds limit = 5000ms) {
     const auto end = std::chrono::steady_clock::now() + limit;
     while (std::chrono::steady_clock::now() < end) {
       if (condition()) return true;
@@ -82,7 +83,9 @@ struct World {
     }
     return false;
   }
-  bool idle() { return eventually([&] { return loop->stats().running + loop->stats().waiting == 0; }); }
+  bool idle() {
+    return eventually([&] { return loop->stats().running + loop->stats().waiting == 0; });
+  }
   uint16_t port() const { return server->port(); }
 
   std::vector<int32_t> answer = ids_of("Paris is the capital of France.");
@@ -92,7 +95,8 @@ struct World {
   std::unique_ptr<EngineLoop> loop;
 };
 
-const char* kHello = R"({"model":"nano","messages":[{"role":"user","content":"hello"}],"thinking":false})";
+const char* kHello =
+    R"({"model":"nano","messages":[{"role":"user","content":"hello"}],"thinking":false})";
 const char* kHelloStream =
     R"({"model":"nano","messages":[{"role":"user","content":"hello"}],"thinking":false,"stream":true})";
 const char* kPrompt = R"({"model":"nano","prompt":"hello","max_tokens":64})";
@@ -181,7 +185,8 @@ TEST(Server, H10_H16_StopStringsEndARequestEarlyAndFreeItsSlot) {
   for (const char* stream : {"false", "true"}) {
     const ClientReply reply = client.request(
         "POST", "/v1/completions",
-        std::string(R"({"prompt":"hello","max_tokens":64,"stop":" capital","stream":)") + stream + "}");
+        std::string(R"({"prompt":"hello","max_tokens":64,"stop":" capital","stream":)") + stream +
+            "}");
     ASSERT_EQ(reply.status, 200) << reply.body;
     EXPECT_EQ(reply.body.find("capital"), reply.body.find("\"stop_reason\":\" capital\"") + 16);
     EXPECT_NE(reply.body.find("\"finish_reason\":\"stop\""), std::string::npos);
@@ -207,7 +212,8 @@ TEST(Server, ToolCallsStreamAndNonStreamAgree) {
   ASSERT_EQ(message["tool_calls"].size(), 1u) << whole.dump();
   const std::string arguments = message["tool_calls"][0]["function"]["arguments"];
   EXPECT_EQ(json::parse(arguments)["city"], "Paris");
-  const ClientReply stream = client.request("POST", "/v1/chat/completions", base + R"(,"stream":true})");
+  const ClientReply stream =
+      client.request("POST", "/v1/chat/completions", base + R"(,"stream":true})");
   std::string pieces;
   for (const std::string& payload : sse_payloads(stream.body)) {
     if (payload == "[DONE]") continue;
@@ -227,11 +233,15 @@ TEST(Server, ToolCallsStreamAndNonStreamAgree) {
 
 TEST(Server, SeveralPromptsTimesNComeInOrder) {
   // Each prompt is answered with its own first id, so the order shows.
-  World w(8, [](const std::vector<int32_t>& prompt, size_t at) { return at < 3 ? prompt[0] : kEndOfMsg; });
+  World w(8, [](const std::vector<int32_t>& prompt, size_t at) {
+    return at < 3 ? prompt[0] : kEndOfMsg;
+  });
   w.ready();
   HttpClient client(w.port());
   const json body =
-      client.request("POST", "/v1/completions", R"({"prompt":["b",[365],"a"],"n":2,"max_tokens":8})").json();
+      client
+          .request("POST", "/v1/completions", R"({"prompt":["b",[365],"a"],"n":2,"max_tokens":8})")
+          .json();
   ASSERT_EQ(body["choices"].size(), 6u) << body.dump();
   const std::string said[] = {"bbb", "", "aaa"};
   for (size_t i = 0; i < 6; ++i) {
@@ -252,7 +262,8 @@ TEST(Server, EchoPutsThePromptFirst) {
   EXPECT_EQ(client.request("POST", "/v1/completions", body + "false}").json()["choices"][0]["text"],
             "smörgås: Paris is the capital of France.");
   std::string text;
-  for (const auto& p : sse_payloads(client.request("POST", "/v1/completions", body + "true}").body)) {
+  for (const auto& p :
+       sse_payloads(client.request("POST", "/v1/completions", body + "true}").body)) {
     if (p != "[DONE]") text += json::parse(p)["choices"][0]["text"].get<std::string>();
   }
   EXPECT_EQ(text, "smörgås: Paris is the capital of France.");
@@ -263,7 +274,8 @@ TEST(Server, H15_LogprobsHaveOneEntryATokenAndGoThroughStreams) {
   w.ready();
   HttpClient client(w.port());
   const json body =
-      client.request("POST", "/v1/completions", R"({"prompt":"x","max_tokens":64,"logprobs":2})").json();
+      client.request("POST", "/v1/completions", R"({"prompt":"x","max_tokens":64,"logprobs":2})")
+          .json();
   const json& l = body["choices"][0]["logprobs"];
   EXPECT_EQ(l["tokens"].size(), w.answer.size());
   EXPECT_EQ(l["token_logprobs"].size(), w.answer.size());
@@ -321,25 +333,27 @@ TEST(Server, ErrorsComeBeforeAnyFrameAndHaveOpenAIsShape) {
   World w;
   w.ready();
   HttpClient client(w.port());
-  ClientReply reply = client.request("POST", "/v1/chat/completions",
-                                     R"({"messages":[{"role":"user","content":"x"}],"stream":true,"n":0})");
+  ClientReply reply =
+      client.request("POST", "/v1/chat/completions",
+                     R"({"messages":[{"role":"user","content":"x"}],"stream":true,"n":0})");
   EXPECT_EQ(reply.status, 400);
   EXPECT_EQ(reply.headers.at("content-type"), "application/json");
   const json error = reply.json()["error"];
-  for (const char* key : {"message", "type", "param", "code"}) EXPECT_TRUE(error.contains(key)) << key;
+  for (const char* key : {"message", "type", "param", "code"})
+    EXPECT_TRUE(error.contains(key)) << key;
   EXPECT_EQ(error["param"], "n");
   reply = client.request("POST", "/v1/completions", R"({"model":"gpt","prompt":"x"})");
   EXPECT_EQ(reply.status, 404);
   EXPECT_EQ(reply.json()["error"]["code"], "model_not_found");
   EXPECT_EQ(client.request("POST", "/v1/completions", "{oops").status, 400);
-  EXPECT_EQ(client.request("POST", "/v1/completions",
-                           std::string(5000, '[')).status, 400);
+  EXPECT_EQ(client.request("POST", "/v1/completions", std::string(5000, '[')).status, 400);
   EXPECT_EQ(client.request("GET", "/nothing").status, 404);
   reply = client.request("GET", "/v1/completions");
   EXPECT_EQ(reply.status, 405);
   EXPECT_NE(reply.headers.at("allow").find("POST"), std::string::npos);
   EXPECT_EQ(client.request("DELETE", "/v1/models").status, 405);
-  client.send_raw("POST /v1/completions HTTP/1.1\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}");
+  client.send_raw(
+      "POST /v1/completions HTTP/1.1\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}");
   EXPECT_EQ(client.read_reply().status, 415);
 }
 
@@ -358,22 +372,31 @@ TEST(Server, TheSmallEndpoints) {
   ClientReply reply = client.request("HEAD", "/health");
   EXPECT_EQ(reply.status, 200);
   EXPECT_EQ(client.request("GET", "/health?probe=1").status, 200) << "HEAD must have no body";
-  const json tokens = client.request("POST", "/tokenize", R"({"prompt":"hi 🎉","return_token_strs":true})").json();
+  const json tokens =
+      client.request("POST", "/tokenize", R"({"prompt":"hi 🎉","return_token_strs":true})").json();
   EXPECT_EQ(tokens["count"], tokens["tokens"].size());
   EXPECT_EQ(tokens["token_strs"].size(), tokens["tokens"].size());
   json back;
   back["tokens"] = tokens["tokens"];
   EXPECT_EQ(client.request("POST", "/detokenize", back.dump()).json()["prompt"], "hi 🎉");
-  EXPECT_EQ(client.request("POST", "/tokenize", R"({"prompt":"<|open|>"})").json()["tokens"].size() > 1, true);
-  EXPECT_EQ(client.request("POST", "/tokenize", R"({"prompt":"<|open|>","parse_special":true})").json()["count"], 1);
-  const json chat = client.request("POST", "/tokenize",
-      R"({"messages":[{"role":"user","content":"hello"}],"thinking":false})").json();
+  EXPECT_EQ(
+      client.request("POST", "/tokenize", R"({"prompt":"<|open|>"})").json()["tokens"].size() > 1,
+      true);
+  EXPECT_EQ(client.request("POST", "/tokenize", R"({"prompt":"<|open|>","parse_special":true})")
+                .json()["count"],
+            1);
+  const json chat =
+      client
+          .request("POST", "/tokenize",
+                   R"({"messages":[{"role":"user","content":"hello"}],"thinking":false})")
+          .json();
   const json usage = client.request("POST", "/v1/chat/completions", kHello).json()["usage"];
   EXPECT_EQ(chat["count"], usage["prompt_tokens"]);
   const std::string metrics = client.request("GET", "/metrics").body;
-  for (const char* name : {"k3:num_requests_running", "k3:generation_tokens_total",
-                           "k3:time_to_first_token_seconds_bucket", "k3:e2e_request_latency_seconds_sum",
-                           "k3:request_success_total{model_name=\"nano\",finished_reason=\"stop\"} 1"}) {
+  for (const char* name :
+       {"k3:num_requests_running", "k3:generation_tokens_total",
+        "k3:time_to_first_token_seconds_bucket", "k3:e2e_request_latency_seconds_sum",
+        "k3:request_success_total{model_name=\"nano\",finished_reason=\"stop\"} 1"}) {
     EXPECT_NE(metrics.find(name), std::string::npos) << name;
   }
 }
@@ -383,8 +406,9 @@ TEST(Server, ApiKeysGuardTheApiAndNothingElse) {
   w.ready();
   HttpClient client(w.port());
   EXPECT_EQ(client.request("GET", "/health").status, 200);
-  for (const char* header : {"", "Authorization: Bearer wrong\r\n", "Authorization: Bearer sesam\r\n",
-                             "Authorization: sesame\r\n", "Authorization: Bearer \r\n"}) {
+  for (const char* header :
+       {"", "Authorization: Bearer wrong\r\n", "Authorization: Bearer sesam\r\n",
+        "Authorization: sesame\r\n", "Authorization: Bearer \r\n"}) {
     const ClientReply reply = client.request("GET", "/v1/models", "", header);
     EXPECT_EQ(reply.status, 401) << header;
     EXPECT_EQ(reply.json()["error"]["code"], "invalid_api_key");
@@ -399,23 +423,36 @@ TEST(Server, CorsAllowsAnyOriginOrTheListedOnes) {
   any.ready();
   HttpClient client(any.port());
   EXPECT_EQ(client.request("GET", "/health").headers.count("access-control-allow-origin"), 0u);
-  EXPECT_EQ(client.request("GET", "/health", "", "Origin: http://a\r\n").headers.at("access-control-allow-origin"), "*");
-  const ClientReply preflight = client.request("OPTIONS", "/v1/chat/completions", "",
-      "Origin: http://a\r\nAccess-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: authorization, content-type\r\n");
+  EXPECT_EQ(client.request("GET", "/health", "", "Origin: http://a\r\n")
+                .headers.at("access-control-allow-origin"),
+            "*");
+  const ClientReply preflight =
+      client.request("OPTIONS", "/v1/chat/completions", "",
+                     "Origin: http://a\r\nAccess-Control-Request-Method: "
+                     "POST\r\nAccess-Control-Request-Headers: authorization, content-type\r\n");
   EXPECT_EQ(preflight.headers.at("access-control-allow-headers"), "authorization, content-type");
   World listed(8, nullptr, {}, [](ServerOptions* o) { o->allowed_origins = {"http://a"}; });
   listed.ready();
   HttpClient other(listed.port());
-  EXPECT_EQ(other.request("GET", "/health", "", "Origin: http://a\r\n").headers.at("access-control-allow-origin"), "http://a");
-  EXPECT_EQ(other.request("GET", "/health", "", "Origin: http://b\r\n").headers.count("access-control-allow-origin"), 0u);
+  EXPECT_EQ(other.request("GET", "/health", "", "Origin: http://a\r\n")
+                .headers.at("access-control-allow-origin"),
+            "http://a");
+  EXPECT_EQ(other.request("GET", "/health", "", "Origin: http://b\r\n")
+                .headers.count("access-control-allow-origin"),
+            0u);
 }
 
 TEST(Server, RequestIdsAreTakenOverWhenTheyAreSafe) {
   World w;
   w.ready();
   HttpClient client(w.port());
-  EXPECT_EQ(client.request("GET", "/health", "", "X-Request-Id: abc-1.2\r\n").headers.at("x-request-id"), "abc-1.2");
-  EXPECT_EQ(client.request("GET", "/health", "", "X-Request-Id: a b\r\n").headers.at("x-request-id").rfind("req-", 0), 0u);
+  EXPECT_EQ(
+      client.request("GET", "/health", "", "X-Request-Id: abc-1.2\r\n").headers.at("x-request-id"),
+      "abc-1.2");
+  EXPECT_EQ(client.request("GET", "/health", "", "X-Request-Id: a b\r\n")
+                .headers.at("x-request-id")
+                .rfind("req-", 0),
+            0u);
 }
 
 TEST(Server, H48_ADisconnectCancelsStreamsAndWholeAnswersAndQueuedOnes) {
@@ -428,12 +465,14 @@ TEST(Server, H48_ADisconnectCancelsStreamsAndWholeAnswersAndQueuedOnes) {
       clients.emplace_back(w.port());
       clients.back().send_request("POST", "/v1/completions", body);
     }
-    ASSERT_TRUE(w.eventually([&] { return w.loop->stats().running == 2 && w.loop->stats().waiting == 2; }));
+    ASSERT_TRUE(
+        w.eventually([&] { return w.loop->stats().running == 2 && w.loop->stats().waiting == 2; }));
     if (body == kLongStream) {
       ASSERT_TRUE(clients[0].receive());
     }
     clients.clear();
-    EXPECT_TRUE(w.eventually([&] { return w.loop->stats().running + w.loop->stats().waiting == 0; }, 1000ms))
+    EXPECT_TRUE(w.eventually([&] { return w.loop->stats().running + w.loop->stats().waiting == 0; },
+                             1000ms))
         << body;
   }
   HttpClient next(w.port());
@@ -461,13 +500,15 @@ TEST(Server, ASlowReaderIsDroppedAndNobodyElseWaits) {
   w.ready();
   HttpClient slow(w.port(), 2048);
   // Many choices of many tokens, none of them read.
-  slow.send_request("POST", "/v1/completions",
-                    R"({"prompt":["a","b","c"],"max_tokens":3900,"ignore_eos":true,"stream":true,"logprobs":20})");
+  slow.send_request(
+      "POST", "/v1/completions",
+      R"({"prompt":["a","b","c"],"max_tokens":3900,"ignore_eos":true,"stream":true,"logprobs":20})");
   ASSERT_TRUE(w.eventually([&] { return w.loop->stats().running == 3; }));
   HttpClient brisk(w.port());
   EXPECT_EQ(brisk.request("POST", "/v1/completions", kPrompt).status, 200);
   EXPECT_TRUE(w.eventually([&] { return w.loop->stats().running == 0; }, 20000ms));
-  EXPECT_NE(brisk.request("GET", "/metrics").body.find("k3:slow_readers_total 1"), std::string::npos);
+  EXPECT_NE(brisk.request("GET", "/metrics").body.find("k3:slow_readers_total 1"),
+            std::string::npos);
 }
 
 TEST(Server, QueueFullIs503WithRetryAfter) {
@@ -478,7 +519,9 @@ TEST(Server, QueueFullIs503WithRetryAfter) {
   for (int i = 0; i < 3; ++i) {
     clients.emplace_back(w.port());
     clients.back().send_request("POST", "/v1/completions", kPrompt);
-    ASSERT_TRUE(w.eventually([&] { return w.loop->stats().running + w.loop->stats().waiting == i + 1; }) || i > 0);
+    ASSERT_TRUE(w.eventually([&] {
+      return w.loop->stats().running + w.loop->stats().waiting == i + 1;
+    }) || i > 0);
     std::this_thread::sleep_for(50ms);
   }
   HttpClient late(w.port());
@@ -501,7 +544,8 @@ TEST(Server, H32_AnEngineFaultIsAnErrorToTheClientAndToHealth) {
   w.executor->fail_steps = 1;
   const ClientReply failed = whole.read_reply();
   EXPECT_EQ(failed.status, 500);
-  EXPECT_NE(failed.json()["error"]["message"].get<std::string>().find("device broke"), std::string::npos);
+  EXPECT_NE(failed.json()["error"]["message"].get<std::string>().find("device broke"),
+            std::string::npos);
   const ClientReply cut = stream.read_reply();
   const auto payloads = sse_payloads(cut.body);
   EXPECT_TRUE(json::parse(payloads.back()).contains("error")) << payloads.back();
@@ -511,7 +555,9 @@ TEST(Server, H32_AnEngineFaultIsAnErrorToTheClientAndToHealth) {
 }
 
 TEST(Server, ConcurrentStreamsEachGetTheirOwnAnswer) {
-  World w(16, [](const std::vector<int32_t>& prompt, size_t at) { return at < 40 ? prompt[0] : kEndOfMsg; });
+  World w(16, [](const std::vector<int32_t>& prompt, size_t at) {
+    return at < 40 ? prompt[0] : kEndOfMsg;
+  });
   w.ready();
   std::vector<std::thread> threads;
   std::atomic<int> good{0};
@@ -520,8 +566,10 @@ TEST(Server, ConcurrentStreamsEachGetTheirOwnAnswer) {
       HttpClient client(w.port());
       const std::string letter(1, static_cast<char>('a' + t % 26));
       for (int round = 0; round < 3; ++round) {
-        const ClientReply reply = client.request("POST", "/v1/completions",
-            R"({"prompt":")" + letter + R"(","max_tokens":64,"stream":)" + (t % 2 == 0 ? "true}" : "false}"));
+        const ClientReply reply =
+            client.request("POST", "/v1/completions",
+                           R"({"prompt":")" + letter + R"(","max_tokens":64,"stream":)" +
+                               (t % 2 == 0 ? "true}" : "false}"));
         std::string text;
         if (t % 2 == 0) {
           for (const auto& p : sse_payloads(reply.body)) {

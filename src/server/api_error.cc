@@ -6,11 +6,13 @@
 namespace k3 {
 namespace {
 
-// The field path that opens a message, if one does: letters, digits and "_.[]" up to a colon or space.
+// The field path that opens a message, if one does: letters, digits and "_.[]" up to a colon or
+// space.
 std::string leading_field(const std::string& message) {
   size_t end = 0;
-  while (end < message.size() && (std::isalnum(static_cast<unsigned char>(message[end])) != 0 ||
-                                  std::string_view("_.[]").find(message[end]) != std::string::npos)) {
+  while (end < message.size() &&
+         (std::isalnum(static_cast<unsigned char>(message[end])) != 0 ||
+          std::string_view("_.[]").find(message[end]) != std::string::npos)) {
     ++end;
   }
   if (end == 0 || end >= message.size()) return "";

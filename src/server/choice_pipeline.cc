@@ -53,12 +53,12 @@ std::vector<Delta> ChoicePipeline::finish() {
   std::vector<Delta> out;
   if (finished_) return out;
   finished_ = true;
-  // After a stop string's match there is nothing left that may be said, save that a call begun before
-  // it must end as valid JSON.
+  // After a stop string's match there is nothing left that may be said, save that a call begun
+  // before it must end as valid JSON.
   if (options_.chat) {
     for (OutputEvent& event : parser_->finish()) {
-      const bool text = event.kind == OutputEvent::Kind::kReasoning ||
-                        event.kind == OutputEvent::Kind::kContent;
+      const bool text =
+          event.kind == OutputEvent::Kind::kReasoning || event.kind == OutputEvent::Kind::kContent;
       if (!stopped_ || !text) add_event(std::move(event), &out);
     }
   } else if (!stopped_) {

@@ -1,6 +1,6 @@
 // One choice's way from token ids to what a client reads: detokenise or sort into channels, cut at
-// stop strings, pair with logprobs. Streaming sends the deltas as they come, non-streaming adds up the
-// same deltas. No engine, no HTTP, no JSON; one thread at a time.
+// stop strings, pair with logprobs. Streaming sends the deltas as they come, non-streaming adds up
+// the same deltas. No engine, no HTTP, no JSON; one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ namespace k3 {
 
 struct PipelineOptions {
   bool chat = false;
-  bool thinking = false;      // chat: the prompt ended by opening the think channel
-  bool return_tools = true;   // chat: false under tool_choice "none": calls are dropped
+  bool thinking = false;     // chat: the prompt ended by opening the think channel
+  bool return_tools = true;  // chat: false under tool_choice "none": calls are dropped
   std::vector<std::string> stop;
   bool include_stop_str_in_output = false;
   bool skip_special_tokens = true;  // completions
@@ -57,8 +57,8 @@ class ChoicePipeline {
   // What was held back. Once, last.
   std::vector<Delta> finish();
 
-  // Logprobs of the tokens whose text has been let out since the last call. After finish(): the rest,
-  // but none that lies wholly behind a stop string's match.
+  // Logprobs of the tokens whose text has been let out since the last call. After finish(): the
+  // rest, but none that lies wholly behind a stop string's match.
   std::vector<LogprobEntry> take_logprobs();
 
   // The request should end: a stop string matched, or the message is closed and goes on regardless.

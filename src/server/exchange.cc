@@ -1,5 +1,7 @@
 #include "server/exchange.h"
 
+#include <spdlog/spdlog.h>
+
 #include <cctype>
 #include <nlohmann/json.hpp>
 
@@ -52,6 +54,9 @@ void Exchange::reply_json(int status, const nlohmann::ordered_json& body) {
 }
 
 void Exchange::reply_error(const ApiError& error) {
+  // Not the message: it may show what the client sent.
+  spdlog::info("request {} {} {} status={} code={} param={}", request_id_, request_.method, route_,
+               error.http_status, error.code, error.param);
   HttpReply out;
   out.status = error.http_status;
   out.body = error_body(error);

@@ -8,8 +8,7 @@ namespace k3 {
 std::string shown(const nlohmann::ordered_json& value) {
   if (value.is_array()) return cat("an array of ", value.size());
   if (value.is_object()) return "an object";
-  std::string text =
-      value.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  std::string text = value.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
   if (text.size() > 40) {
     size_t cut = 40;
     while (cut > 0 && (static_cast<unsigned char>(text[cut]) & 0xC0) == 0x80) --cut;

@@ -1,5 +1,6 @@
-// Reading a request body field by field: each is taken with its type and range, and what nobody took
-// is refused by name. The first error wins; later calls do nothing then. `null` is the same as absent.
+// Reading a request body field by field: each is taken with its type and range, and what nobody
+// took is refused by name. The first error wins; later calls do nothing then. `null` is the same as
+// absent.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +25,8 @@ class Fields {
   const Json* take(const std::string& name);
   // The field may be there and means nothing to this server; the type is still not looked at.
   void ignore(std::initializer_list<const char*> names);
-  // The field is known but not supported, unless it is null or one of `harmless` (values that ask for
-  // what this server does anyway).
+  // The field is known but not supported, unless it is null or one of `harmless` (values that ask
+  // for what this server does anyway).
   void refuse(const std::string& name, std::string_view why,
               std::initializer_list<Json> harmless = {});
 

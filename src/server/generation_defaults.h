@@ -18,8 +18,8 @@ struct GenerationDefaults {
   float repetition_penalty = 1.0f;
 };
 
-// Reads DIR/generation_config.json; a directory without one gives the defaults above. kCheckpoint for
-// JSON that cannot be read or a value out of the field's range.
+// Reads DIR/generation_config.json; a directory without one gives the defaults above. kCheckpoint
+// for JSON that cannot be read or a value out of the field's range.
 Result<GenerationDefaults> load_generation_defaults(const std::string& model_dir);
 Result<GenerationDefaults> parse_generation_defaults(std::string_view json,
                                                      const std::string& origin);

@@ -31,9 +31,10 @@ GenerationJob::GenerationJob(EngineLoop* engine, std::shared_ptr<const Tokenizer
   for (const GenerationSpec::Prompt& prompt : spec_.prompts) {
     for (int64_t k = 0; k < spec_.n; ++k) {
       PipelineOptions options = spec_.pipeline;
-      options.text_offset = static_cast<int64_t>(
-          std::count_if(prompt.echo.begin(), prompt.echo.end(),
-                        [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+      options.text_offset =
+          static_cast<int64_t>(std::count_if(prompt.echo.begin(), prompt.echo.end(), [](char c) {
+            return (static_cast<unsigned char>(c) & 0xC0) != 0x80;
+          }));
       choices_.emplace_back(ChoicePipeline(tokenizer_, std::move(options)));
       choices_.back().result.content = prompt.echo;
     }
@@ -57,8 +58,7 @@ void GenerationJob::start() {
   for (size_t p = 0; p < spec_.prompts.size(); ++p) {
     if (Status status = engine_->validate(request_of(p * n)); !status.ok()) {
       dead_ = true;
-      exchange_->reply_error(to_api_error(status));
-      return log_refusal(status);
+      return exchange_->reply_error(to_api_error(status));
     }
   }
   exchange_->on_disconnect([weak = weak_from_this()](bool slow) {
@@ -69,8 +69,7 @@ void GenerationJob::start() {
     request.sink = std::make_shared<Sink>(shared_from_this(), i);
     Result<RequestId> id = engine_->submit(std::move(request));
     if (!id.ok()) {
-      fail(to_api_error(id.status()));
-      return log_refusal(id.status());
+      return fail(to_api_error(id.status()));
     }
     bool late = false;
     {
@@ -141,7 +140,8 @@ void GenerationJob::take(size_t index, const std::vector<Delta>& deltas, const E
     return;
   }
   if (deltas.empty() && ending == nullptr && choice.begun) return;
-  // The first frame goes out with the first token, whatever it says: it is what TTFT is measured by.
+  // The first frame goes out with the first token, whatever it says: it is what TTFT is measured
+  // by.
   std::string frames;
   FrameParts parts;
   parts.index = static_cast<int64_t>(index);
@@ -209,12 +209,6 @@ void GenerationJob::fail(const ApiError& error) {
   cancel_all();
 }
 
-void GenerationJob::cancel(const ApiError* error) {
-  if (error != nullptr) return fail(*error);
-  dead_ = true;
-  cancel_all();
-}
-
 void GenerationJob::gone(bool slow) {
   {
     std::lock_guard lock(mutex_);
@@ -272,11 +266,6 @@ Usage GenerationJob::usage() const {
   return out;
 }
 
-void GenerationJob::log_refusal(const Status& status) const {
-  spdlog::info("request {} id={} choices={} refused: {}", exchange_->request_id(), spec_.meta.id,
-               choices_.size(), status.message());
-}
-
 // One line a request, never its text.
 void GenerationJob::log(const std::string& finish) const {
   const Usage total = usage();
@@ -290,7 +279,8 @@ void GenerationJob::log(const std::string& finish) const {
   const double decode = seconds - ttft;
   const double rate = decode > 0 ? static_cast<double>(total.completion_tokens) / decode : 0;
   spdlog::info(
-      "request {} id={} choices={} prompt_tokens={} completion_tokens={} ttft={:.3f}s total={:.3f}s "
+      "request {} id={} choices={} prompt_tokens={} completion_tokens={} ttft={:.3f}s "
+      "total={:.3f}s "
       "tok/s={:.1f} finish={}",
       exchange_->request_id(), spec_.meta.id, choices_.size(), total.prompt_tokens,
       total.completion_tokens, ttft, seconds, rate, finish);

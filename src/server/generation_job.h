@@ -39,8 +39,8 @@ class GenerationJob : public std::enable_shared_from_this<GenerationJob> {
 
   // Submits every choice, or answers with the error. Not on the engine's thread.
   void start();
-  // Ends all choices; what the client has not got by now it gets no more, save `error` if given.
-  void cancel(const ApiError* error);
+  // Ends all choices and tells the client why. From any thread.
+  void cancel(const ApiError& error) { fail(error); }
 
  private:
   class Sink;
@@ -61,7 +61,6 @@ class GenerationJob : public std::enable_shared_from_this<GenerationJob> {
   void cancel_all();
   void complete();
   void log(const std::string& finish) const;
-  void log_refusal(const Status& status) const;
   Usage usage() const;
 
   EngineLoop* const engine_;

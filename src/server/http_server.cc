@@ -36,8 +36,8 @@ constexpr size_t kReadAhead = 64 << 10;  // bytes of later requests kept while o
 constexpr double kLingerSeconds = 2;
 
 Clock::time_point after(double seconds) {
-  return Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                            std::chrono::duration<double>(seconds));
+  return Clock::now() +
+         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
 std::string http_date() {
@@ -101,9 +101,10 @@ namespace {
 using Executor = asio::strand<asio::io_context::executor_type>;
 using Socket = asio::basic_stream_socket<tcp, Executor>;
 
-// A connection's life: idle -> reading a header -> reading a body -> answering -> idle ... -> closed.
-// Everything but the byte counter runs on the strand. One read is outstanding nearly always: while
-// idle it brings the next request, while answering it is how a client's disappearance is noticed.
+// A connection's life: idle -> reading a header -> reading a body -> answering -> idle ... ->
+// closed. Everything but the byte counter runs on the strand. One read is outstanding nearly
+// always: while idle it brings the next request, while answering it is how a client's disappearance
+// is noticed.
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
   Connection(std::shared_ptr<HttpServer::Impl> server, Socket socket)
@@ -141,7 +142,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
     state_ = State::kIdle;
     if (server_->closing && buffer_.size() == 0) return close(false);
     if (buffer_.size() > 0) {
-      // A pipelined request is waiting. The read that was watching must end before the parser reads.
+      // A pipelined request is waiting. The read that was watching must end before the parser
+      // reads.
       if (!watching_) return read_header();
       ErrorCodeT ignored;
       socket_.cancel(ignored);
@@ -168,7 +170,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
       return read_header();
     }
     if (error) return close(false);
-    if (state_ == State::kLinger) {  // whatever still comes is thrown away until the client hangs up
+    if (state_ ==
+        State::kLinger) {  // whatever still comes is thrown away until the client hangs up
       linger_bytes_ += bytes;
       if (linger_bytes_ > (size_t{64} << 20)) return close(false);
       return watch();
@@ -185,10 +188,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
     parser_->body_limit(server_->options.max_body_bytes);
     read_deadline_ = after(server_->options.header_seconds);
     arm();
-    http::async_read_header(socket_, buffer_, *parser_,
-                            [self = shared_from_this()](ErrorCodeT error, size_t) {
-                              self->got_header(error);
-                            });
+    http::async_read_header(
+        socket_, buffer_, *parser_,
+        [self = shared_from_this()](ErrorCodeT error, size_t) { self->got_header(error); });
   }
 
   void got_header(ErrorCodeT error) {
@@ -336,8 +338,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
     if (server_->closing) keep_alive_ = false;
     std::string out =
         cat("HTTP/1.1 ", reply.status, " ",
-            http::obsolete_reason(static_cast<http::status>(reply.status)), "\r\nDate: ",
-            http_date(), "\r\nContent-Type: ", reply.content_type, "\r\n");
+            http::obsolete_reason(static_cast<http::status>(reply.status)),
+            "\r\nDate: ", http_date(), "\r\nContent-Type: ", reply.content_type, "\r\n");
     for (const auto& [name, value] : reply.headers) out += cat(name, ": ", value, "\r\n");
     if (!keep_alive_) {
       out += "Connection: close\r\n";
@@ -423,7 +425,8 @@ class ResponderImpl : public Responder {
   bool write(std::string data) override {
     if (gone_.load()) return false;
     Connection* c = connection_.get();
-    if (c->pending_bytes_ + c->posted_bytes_ + data.size() > c->server_->options.max_pending_bytes) {
+    if (c->pending_bytes_ + c->posted_bytes_ + data.size() >
+        c->server_->options.max_pending_bytes) {
       gone_ = true;
       on_strand([](Connection* slow) { slow->close(true); });
       return false;
@@ -490,7 +493,8 @@ void Connection::got_body(ErrorCodeT error) {
   request.body = std::move(message.body());
   parser_.reset();
   watch();
-  server_->handler(std::move(request), std::make_shared<ResponderImpl>(shared_from_this(), serial_));
+  server_->handler(std::move(request),
+                   std::make_shared<ResponderImpl>(shared_from_this(), serial_));
 }
 
 }  // namespace
@@ -543,8 +547,8 @@ const std::string* HttpRequest::header(const std::string& name) const {
 }
 
 HttpServer::HttpServer(HttpOptions options, Handler handler, ErrorReply error_reply)
-    : impl_(std::make_shared<Impl>(std::move(options), std::move(handler),
-                                   std::move(error_reply))) {}
+    : impl_(
+          std::make_shared<Impl>(std::move(options), std::move(handler), std::move(error_reply))) {}
 
 HttpServer::~HttpServer() { stop(0); }
 
@@ -558,10 +562,11 @@ Status HttpServer::start() {
   const HttpOptions& o = impl_->options;
   ErrorCodeT error;
   tcp::resolver resolver(impl_->io);
-  const auto found = resolver.resolve(o.host, std::to_string(o.port), tcp::resolver::passive, error);
+  const auto found =
+      resolver.resolve(o.host, std::to_string(o.port), tcp::resolver::passive, error);
   if (error || found.empty()) {
-    return invalid_argument("--host ", o.host, ": not an address of this machine (", error.message(),
-                            ")");
+    return invalid_argument("--host ", o.host, ": not an address of this machine (",
+                            error.message(), ")");
   }
   const tcp::endpoint endpoint = *found.begin();
   impl_->acceptor.emplace(impl_->io);
@@ -612,12 +617,16 @@ void HttpServer::stop(double seconds) {
   for (const auto& c : impl_->live()) c->abort();
   {
     std::unique_lock lock(impl_->mutex);
-    impl_->changed.wait_for(lock, std::chrono::seconds(2), [&] { return impl_->connections.empty(); });
+    impl_->changed.wait_for(lock, std::chrono::seconds(2),
+                            [&] { return impl_->connections.empty(); });
   }
   impl_->work.reset();
   impl_->io.stop();
   for (std::thread& t : impl_->threads) t.join();
   impl_->threads.clear();
+  // Handlers still queued hold connections, which hold this: let them run, all see a closed socket.
+  impl_->io.restart();
+  impl_->io.poll();
 }
 
 }  // namespace k3

@@ -1,6 +1,6 @@
 // HTTP/1.1 on sockets: keep-alive, limits, deadlines, disconnects and back-pressure. It knows no
-// endpoints: a request goes to one handler with a Responder, which any thread may use. Boost appears
-// only in http_server.cc. TLS is out of scope: put a proxy in front (docs/serving.md#tls).
+// endpoints: a request goes to one handler with a Responder, which any thread may use. Boost
+// appears only in http_server.cc. TLS is out of scope: put a proxy in front (docs/serving.md#tls).
 #pragma once
 
 #include <cstdint>
@@ -18,14 +18,14 @@ struct HttpOptions {
   std::string host = "127.0.0.1";
   uint16_t port = 8000;  // 0 = any free port
   int io_threads = 2;
-  size_t max_connections = 16384;           // more are closed at once
-  size_t max_header_bytes = 16 << 10;       // beyond: 431
-  size_t max_body_bytes = 32 << 20;         // beyond: 413
-  size_t max_pending_bytes = 1 << 20;       // unsent bytes of a stream; beyond: the client is dropped
-  double idle_seconds = 75;                 // a connection without a request
-  double header_seconds = 15;               // first byte to last byte of a header
-  double body_seconds = 120;                // header to last byte of the body
-  double write_seconds = 30;                // without the client taking a byte
+  size_t max_connections = 16384;      // more are closed at once
+  size_t max_header_bytes = 16 << 10;  // beyond: 431
+  size_t max_body_bytes = 32 << 20;    // beyond: 413
+  size_t max_pending_bytes = 1 << 20;  // unsent bytes of a stream; beyond: the client is dropped
+  double idle_seconds = 75;            // a connection without a request
+  double header_seconds = 15;          // first byte to last byte of a header
+  double body_seconds = 120;           // header to last byte of the body
+  double write_seconds = 30;           // without the client taking a byte
 };
 
 using Headers = std::vector<std::pair<std::string, std::string>>;
@@ -45,8 +45,8 @@ struct HttpReply {
   std::string body;
 };
 
-// One answer, given once: send(), or begin() then write()... then end(). Thread-safe. Dropped without
-// an answer, it answers 500.
+// One answer, given once: send(), or begin() then write()... then end(). Thread-safe. Dropped
+// without an answer, it answers 500.
 class Responder {
  public:
   virtual ~Responder() = default;
@@ -56,8 +56,8 @@ class Responder {
   // False when the connection is gone, or was just closed because the client is too far behind.
   virtual bool write(std::string data) = 0;
   virtual void end() = 0;
-  // `gone(slow)` runs once, on an IO thread, if the connection ends before the answer does; at once if
-  // it has already. slow: because the client did not read.
+  // `gone(slow)` runs once, on an IO thread, if the connection ends before the answer does; at once
+  // if it has already. slow: because the client did not read.
   virtual void on_disconnect(std::function<void(bool slow)> gone) = 0;
 };
 
@@ -79,8 +79,8 @@ class HttpServer {
 
   // Takes no new connections and closes idle ones; answers in progress say `Connection: close`.
   void close_listener();
-  // close_listener, waits up to `seconds` for answers in progress to be written, then closes the rest
-  // and joins the threads.
+  // close_listener, waits up to `seconds` for answers in progress to be written, then closes the
+  // rest and joins the threads.
   void stop(double seconds);
 
   struct Impl;

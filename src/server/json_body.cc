@@ -64,15 +64,15 @@ class Builder : public nlohmann::json_sax<Json> {
       return &items.back();
     }
     // The vector beneath ordered_map: the key is known to be new.
-    auto& members =
-        static_cast<std::vector<std::pair<const std::string, Json>>&>(parent.get_ref<Json::object_t&>());
+    auto& members = static_cast<std::vector<std::pair<const std::string, Json>>&>(
+        parent.get_ref<Json::object_t&>());
     members.emplace_back(std::move(key_), std::move(value));
     return &members.back().second;
   }
 
   bool open(Json container) {
-    if (open_.size() >= static_cast<size_t>(kMaxJsonDepth)) {
-      error_ = cat("the body nests deeper than ", kMaxJsonDepth, " levels");
+    if (open_.size() >= static_cast<size_t>(kMaxBodyDepth)) {
+      error_ = cat("the body nests deeper than ", kMaxBodyDepth, " levels");
       return false;
     }
     open_.push_back(add(std::move(container)));

@@ -48,7 +48,8 @@ std::vector<double> seconds_bounds() {
 }
 
 std::vector<double> token_bounds() {
-  return {1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 1000000};
+  return {1,    2,    5,    10,    20,    50,    100,    200,    500,
+          1000, 2000, 5000, 10000, 20000, 50000, 100000, 1000000};
 }
 
 }  // namespace
@@ -102,7 +103,8 @@ void Metrics::count_choice(const FinishInfo& info, const std::string& finish) {
   queue_.observe(s.queue_seconds);
   e2e_.observe(s.total_seconds);
   if (s.completion_tokens > 1) {
-    tpot_.observe((s.total_seconds - s.ttft_seconds) / static_cast<double>(s.completion_tokens - 1));
+    tpot_.observe((s.total_seconds - s.ttft_seconds) /
+                  static_cast<double>(s.completion_tokens - 1));
   }
   prompt_tokens_.observe(static_cast<double>(s.prompt_tokens));
   generation_tokens_.observe(static_cast<double>(s.completion_tokens));
@@ -117,7 +119,8 @@ std::string Metrics::print(const std::string& model, const EngineStats* engine) 
     const auto d = [](int64_t v) { return static_cast<double>(v); };
     single("k3:num_requests_running", "gauge", "Requests that hold a slot.", labels, d(s.running),
            &out);
-    single("k3:num_requests_waiting", "gauge", "Requests in the queue.", labels, d(s.waiting), &out);
+    single("k3:num_requests_waiting", "gauge", "Requests in the queue.", labels, d(s.waiting),
+           &out);
     single("k3:slots_free", "gauge", "Free state slots.", labels, d(s.slots_free), &out);
     single("k3:kv_cache_usage_perc", "gauge", "Pages of latent cache in use, 0 to 1.", labels,
            s.pages_total > 0 ? 1.0 - d(s.pages_free) / d(s.pages_total) : 0.0, &out);

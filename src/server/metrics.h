@@ -37,8 +37,8 @@ class Metrics {
   void count_choice(const FinishInfo& info, const std::string& finish);
 
   std::atomic<int64_t> connections{0};
-  std::atomic<int64_t> slow_readers{0};   // requests cancelled because their client did not read
-  std::atomic<int64_t> disconnects{0};    // requests cancelled because their client went away
+  std::atomic<int64_t> slow_readers{0};  // requests cancelled because their client did not read
+  std::atomic<int64_t> disconnects{0};   // requests cancelled because their client went away
 
   // `engine` null while loading.
   std::string print(const std::string& model, const EngineStats* engine) const;

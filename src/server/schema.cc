@@ -124,8 +124,8 @@ void read_stream(Fields& fields, GenerationFields* out) {
   if (auto error = inner.finish()) fields.fail(std::move(*error));
 }
 
-// Fields of OpenAI and vLLM clients that both endpoints know. What is refused here is refused with a
-// reason; a harmless value is one that asks for what happens anyway.
+// Fields of OpenAI and vLLM clients that both endpoints know. What is refused here is refused with
+// a reason; a harmless value is one that asks for what happens anyway.
 void read_common(Fields& fields, const SchemaContext& context, GenerationFields* out) {
   fields.string("model", &out->model);
 
@@ -146,8 +146,8 @@ void read_common(Fields& fields, const SchemaContext& context, GenerationFields*
   fields.number("frequency_penalty", -2, 2, &s.frequency_penalty);
   if (fields.number("repetition_penalty", 0, 1e6, &s.repetition_penalty) &&
       !(s.repetition_penalty > 0)) {
-    fields.fail(bad_field("repetition_penalty",
-                          "repetition_penalty: found 0, expected a number above 0"));
+    fields.fail(
+        bad_field("repetition_penalty", "repetition_penalty: found 0, expected a number above 0"));
   }
   read_logit_bias(fields, context.vocab_size, &s);
   int64_t seed = 0;
@@ -173,8 +173,9 @@ void read_common(Fields& fields, const SchemaContext& context, GenerationFields*
 
   if (const Json* best_of = fields.take("best_of"); best_of != nullptr) {
     if (*best_of != Json(1) && *best_of != Json(out->n)) {
-      fields.fail({400, cat("best_of: found ", shown(*best_of), ", expected 1 or n (", out->n,
-                            "); choices are not ranked"),
+      fields.fail({400,
+                   cat("best_of: found ", shown(*best_of), ", expected 1 or n (", out->n,
+                       "); choices are not ranked"),
                    "invalid_request_error", "best_of", "unsupported_parameter"});
     }
   }
@@ -196,9 +197,9 @@ void read_common(Fields& fields, const SchemaContext& context, GenerationFields*
   fields.refuse("truncate_prompt_tokens", "a prompt is never cut", {});
   fields.refuse("allowed_token_ids", "use logit_bias", {});
   fields.refuse("bad_words", "use logit_bias", {});
-  for (const char* name : {"guided_json", "guided_regex", "guided_choice", "guided_grammar",
-                           "guided_decoding_backend", "guided_whitespace_pattern",
-                           "structured_outputs"}) {
+  for (const char* name :
+       {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend",
+        "guided_whitespace_pattern", "structured_outputs"}) {
     fields.refuse(name, kNoConstraint);
   }
 }
@@ -218,8 +219,9 @@ void read_prompts(Fields& fields, const SchemaContext& context, CompletionBody* 
     fields.fail(bad_field(field, field, ": is empty; at least one token is needed"));
   };
   if (prompt == nullptr) {
-    fields.fail({400, "prompt: missing; expected a string, an array of strings, an array of token "
-                      "ids or an array of such arrays",
+    fields.fail({400,
+                 "prompt: missing; expected a string, an array of strings, an array of token "
+                 "ids or an array of such arrays",
                  "invalid_request_error", "prompt", "missing_required_parameter"});
     return;
   }
@@ -280,13 +282,13 @@ std::optional<ApiError> parse_completion_body(const Json& body, const SchemaCont
   common.sampling.logprobs = static_cast<int32_t>(logprobs);
   fields.boolean("echo", &out->echo);
   if (out->echo && logprobs >= 0) {
-    fields.fail({400, "echo: together with logprobs it would need the prompt's logprobs, which this "
-                      "server does not compute",
+    fields.fail({400,
+                 "echo: together with logprobs it would need the prompt's logprobs, which this "
+                 "server does not compute",
                  "invalid_request_error", "echo", "unsupported_parameter"});
   }
   fields.refuse("suffix", "the model does not fill in the middle");
-  fields.refuse("response_format", "it belongs to /v1/chat/completions",
-                {Json{{"type", "text"}}});
+  fields.refuse("response_format", "it belongs to /v1/chat/completions", {Json{{"type", "text"}}});
   if (auto error = fields.finish()) return error;
   if (out->prompts.size() * static_cast<size_t>(common.n) > kMaxChoices) {
     return bad_field("n", "n: ", out->prompts.size(), " prompts times n = ", common.n,
@@ -382,8 +384,8 @@ std::optional<ApiError> parse_detokenize_body(const Json& body, const SchemaCont
     fields.fail({400, "tokens: missing; expected an array of token ids", "invalid_request_error",
                  "tokens", "missing_required_parameter"});
   } else if (!tokens->is_array()) {
-    fields.fail(bad_field("tokens", "tokens: found ", shown(*tokens),
-                          ", expected an array of token ids"));
+    fields.fail(
+        bad_field("tokens", "tokens: found ", shown(*tokens), ", expected an array of token ids"));
   } else {
     read_ids(fields, *tokens, "tokens", context.vocab_size, &out->tokens);
   }

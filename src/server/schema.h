@@ -1,5 +1,5 @@
-// The request bodies of the API, checked: a field is honoured or refused by name, nothing is dropped
-// in silence (docs/serving.md#fields is the table).
+// The request bodies of the API, checked: a field is honoured or refused by name, nothing is
+// dropped in silence (docs/serving.md#fields is the table).
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,12 @@
 
 namespace k3 {
 
-inline constexpr int64_t kMaxN = 128;            // choices of one prompt
-inline constexpr int64_t kMaxLogprobs = 20;      // as vLLM's --max-logprobs
+inline constexpr int64_t kMaxN = 128;        // choices of one prompt
+inline constexpr int64_t kMaxLogprobs = 20;  // as vLLM's --max-logprobs
 inline constexpr size_t kMaxStopStrings = 16;
 inline constexpr size_t kMaxLogitBias = 1024;
 inline constexpr size_t kMaxStopTokenIds = 1024;
-inline constexpr size_t kMaxChoices = 256;       // prompts * n of one request
+inline constexpr size_t kMaxChoices = 256;  // prompts * n of one request
 
 // What a body is checked against.
 struct SchemaContext {

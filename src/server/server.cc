@@ -26,6 +26,8 @@ using ExchangePtr = std::shared_ptr<Exchange>;
 
 constexpr const char* kModelPrefix = "/v1/models/";
 constexpr int64_t kDefaultCompletionTokens = 16;  // OpenAI's
+const ApiError kShutDown{503, "the request was cancelled: the server is shutting down",
+                         "service_unavailable", "", "cancelled"};
 
 // Every byte is looked at, so that time does not tell how much of a key was right.
 bool same_key(const std::string& a, const std::string& b) {
@@ -59,28 +61,29 @@ struct Server::Impl {
   struct Route {
     const char* method;
     const char* path;
-    bool guarded;         // needs an API key
-    bool while_loading;   // answers without a model
-    bool long_work;       // on a worker
+    bool guarded;        // needs an API key
+    bool while_loading;  // answers without a model
+    bool long_work;      // on a worker
     void (Impl::*handle)(const ExchangePtr&, const ModelContext*);
   };
   static const std::vector<Route>& routes();
 
   explicit Impl(ServerOptions o)
       : options(std::move(o)),
-        http(options.http,
-             [this](HttpRequest request, std::shared_ptr<Responder> responder) {
-               handle(std::move(request), std::move(responder));
-             },
-             [this](int status, const std::string& message) {
-               metrics->count_http("other", "malformed", status);
-               HttpReply reply;
-               reply.status = status;
-               reply.body = error_body({status, message,
-                                        status == 500 ? "server_error" : "invalid_request_error", "",
-                                        status == 413 ? "body_too_large" : "bad_http"});
-               return reply;
-             }) {}
+        http(
+            options.http,
+            [this](HttpRequest request, std::shared_ptr<Responder> responder) {
+              handle(std::move(request), std::move(responder));
+            },
+            [this](int status, const std::string& message) {
+              metrics->count_http("other", "malformed", status);
+              HttpReply reply;
+              reply.status = status;
+              reply.body = error_body({status, message,
+                                       status == 500 ? "server_error" : "invalid_request_error", "",
+                                       status == 413 ? "body_too_large" : "bad_http"});
+              return reply;
+            }) {}
 
   void handle(HttpRequest request, std::shared_ptr<Responder> responder);
   void run(const Route& route, const ExchangePtr& exchange,
@@ -156,8 +159,8 @@ void Server::Impl::handle(HttpRequest request, std::shared_ptr<Responder> respon
   }
   const std::string label = allowed.empty() ? "unknown" : found != nullptr ? found->path : "other";
   Headers always = cors(request);
-  auto exchange = std::make_shared<Exchange>(std::move(request), std::move(responder), metrics, label,
-                                             std::move(always));
+  auto exchange = std::make_shared<Exchange>(std::move(request), std::move(responder), metrics,
+                                             label, std::move(always));
   if (method == "OPTIONS") {
     HttpReply reply;
     reply.status = allowed.empty() ? 404 : 200;
@@ -166,16 +169,17 @@ void Server::Impl::handle(HttpRequest request, std::shared_ptr<Responder> respon
     return exchange->reply(std::move(reply));
   }
   if (allowed.empty()) {
-    return exchange->reply_error({404, cat("no such endpoint: ", method, " ",
-                                           exchange->request().path.substr(0, 200)),
-                                  "invalid_request_error", "", "not_found"});
+    return exchange->reply_error(
+        {404, cat("no such endpoint: ", method, " ", exchange->request().path.substr(0, 200)),
+         "invalid_request_error", "", "not_found"});
   }
   if (found == nullptr) {
     HttpReply reply;
     reply.status = 405;
     reply.headers = {{"Allow", allowed + ", OPTIONS"}};
-    reply.body = error_body({405, cat("method ", method.substr(0, 40), " is not allowed here, only ",
-                                      allowed), "invalid_request_error", "", "method_not_allowed"});
+    reply.body = error_body(
+        {405, cat("method ", method.substr(0, 40), " is not allowed here, only ", allowed),
+         "invalid_request_error", "", "method_not_allowed"});
     return exchange->reply(std::move(reply));
   }
   if (found->guarded) {
@@ -245,9 +249,9 @@ std::optional<ApiError> Server::Impl::check_model(const std::string& asked) cons
   }
   std::string served;
   for (const std::string& name : names) served += (served.empty() ? "" : ", ") + name;
-  return ApiError{404, cat("the model `", asked.substr(0, 200), "` does not exist; served here: ",
-                           served),
-                  "invalid_request_error", "model", "model_not_found"};
+  return ApiError{
+      404, cat("the model `", asked.substr(0, 200), "` does not exist; served here: ", served),
+      "invalid_request_error", "model", "model_not_found"};
 }
 
 ApiError Server::Impl::unready() const {
@@ -255,7 +259,8 @@ ApiError Server::Impl::unready() const {
     return {503, "the server is shutting down", "service_unavailable", "", "draining"};
   }
   std::lock_guard lock(mutex);
-  return {503, cat("the model is still loading (", static_cast<int>(progress * 100), "%, ", stage, ")"),
+  return {503,
+          cat("the model is still loading (", static_cast<int>(progress * 100), "%, ", stage, ")"),
           "service_unavailable", "", "model_loading"};
 }
 
@@ -315,7 +320,8 @@ void Server::Impl::models(const ExchangePtr& x, const ModelContext* model) {
   Json body;
   body["object"] = "list";
   body["data"] = Json::array();
-  for (const auto& name : options.served_model_names) body["data"].push_back(model_card(name, *model));
+  for (const auto& name : options.served_model_names)
+    body["data"].push_back(model_card(name, *model));
   x->reply_json(200, body);
 }
 
@@ -361,8 +367,7 @@ void Server::Impl::completions(const ExchangePtr& x, const ModelContext* model) 
     } else {
       prompt.ids = std::move(std::get<std::vector<int32_t>>(source));
       if (parsed.echo) {
-        prompt.echo =
-            model->tokenizer->decode(prompt.ids, parsed.common.skip_special_tokens);
+        prompt.echo = model->tokenizer->decode(prompt.ids, parsed.common.skip_special_tokens);
       }
     }
     prompts.push_back(std::move(prompt));
@@ -390,31 +395,34 @@ void Server::Impl::chat_completions(const ExchangePtr& x, const ModelContext* mo
 }
 
 // Both endpoints from here on: the budget of every prompt, then the job.
-void Server::Impl::generate(const ExchangePtr& x, const ModelContext& model, GenerationFields fields,
-                            bool chat, std::vector<GenerationSpec::Prompt> prompts,
-                            PipelineOptions pipeline) {
+void Server::Impl::generate(const ExchangePtr& x, const ModelContext& model,
+                            GenerationFields fields, bool chat,
+                            std::vector<GenerationSpec::Prompt> prompts, PipelineOptions pipeline) {
   const std::string prompt_field = chat ? "messages" : "prompt";
   for (size_t i = 0; i < prompts.size(); ++i) {
     const auto length = static_cast<int64_t>(prompts[i].ids.size());
     const int64_t room = model.max_model_len - length;
     const std::string name = prompts.size() > 1 ? cat(prompt_field, "[", i, "]") : prompt_field;
     if (room < 1) {
-      return x->reply_error({400, cat(name, ": the prompt has ", length,
-                                      " tokens; max_model_len is ", model.max_model_len,
-                                      ", which leaves no room for an answer"),
+      return x->reply_error({400,
+                             cat(name, ": the prompt has ", length, " tokens; max_model_len is ",
+                                 model.max_model_len, ", which leaves no room for an answer"),
                              "invalid_request_error", name, "context_length_exceeded"});
     }
     if (fields.max_tokens && *fields.max_tokens > room) {
-      return x->reply_error({400, cat("max_tokens: ", name, " has ", length, " tokens and max_tokens is ",
-                                      *fields.max_tokens, "; together they exceed max_model_len (",
-                                      model.max_model_len, ")"),
-                             "invalid_request_error", "max_tokens", "context_length_exceeded"});
+      return x->reply_error(
+          {400,
+           cat("max_tokens: ", name, " has ", length, " tokens and max_tokens is ",
+               *fields.max_tokens, "; together they exceed max_model_len (", model.max_model_len,
+               ")"),
+           "invalid_request_error", "max_tokens", "context_length_exceeded"});
     }
-    prompts[i].max_tokens = fields.max_tokens.value_or(
-        chat ? room : std::min(kDefaultCompletionTokens, room));
+    prompts[i].max_tokens =
+        fields.max_tokens.value_or(chat ? room : std::min(kDefaultCompletionTokens, room));
     if (fields.sampling.min_tokens > prompts[i].max_tokens) {
-      return x->reply_error(bad_field("min_tokens", "min_tokens: found ", fields.sampling.min_tokens,
-                                      ", more than max_tokens (", prompts[i].max_tokens, ")"));
+      return x->reply_error(bad_field("min_tokens", "min_tokens: found ",
+                                      fields.sampling.min_tokens, ", more than max_tokens (",
+                                      prompts[i].max_tokens, ")"));
     }
   }
   GenerationSpec spec;
@@ -436,8 +444,8 @@ void Server::Impl::generate(const ExchangePtr& x, const ModelContext& model, Gen
   spec.pipeline = std::move(pipeline);
   spec.sampling = std::move(fields.sampling);
 
-  auto job = std::make_shared<GenerationJob>(model.engine, model.tokenizer, std::move(spec), x,
-                                             metrics);
+  auto job =
+      std::make_shared<GenerationJob>(model.engine, model.tokenizer, std::move(spec), x, metrics);
   {
     std::lock_guard lock(mutex);
     jobs.erase(std::remove_if(jobs.begin(), jobs.end(), [](const auto& j) { return j.expired(); }),
@@ -445,7 +453,7 @@ void Server::Impl::generate(const ExchangePtr& x, const ModelContext& model, Gen
     jobs.push_back(job);
   }
   job->start();
-  if (cut_short) job->cancel(nullptr);
+  if (cut_short) job->cancel(kShutDown);
 }
 
 void Server::Impl::tokenize(const ExchangePtr& x, const ModelContext* model) {
@@ -538,10 +546,8 @@ void Server::stop_now() {
     std::lock_guard lock(impl_->mutex);
     jobs = impl_->jobs;
   }
-  const ApiError error{503, "the request was cancelled: the server is shutting down",
-                       "service_unavailable", "", "cancelled"};
   for (const auto& weak : jobs) {
-    if (auto job = weak.lock()) job->cancel(&error);
+    if (auto job = weak.lock()) job->cancel(kShutDown);
   }
 }
 

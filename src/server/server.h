@@ -1,5 +1,5 @@
-// The OpenAI-compatible server (docs/serving.md). It listens before there is a model: /health reports
-// loading progress, everything else answers 503 until set_ready.
+// The OpenAI-compatible server (docs/serving.md). It listens before there is a model: /health
+// reports loading progress, everything else answers 503 until set_ready.
 //
 //   Server server(options);
 //   server.start();                       // bound; prints nothing, ask port()
@@ -24,8 +24,9 @@ namespace k3 {
 
 struct ServerOptions {
   HttpOptions http;
-  std::vector<std::string> served_model_names;  // at least one; the first is the model's id in answers
-  std::vector<std::string> api_keys;            // empty = no key needed; guards /v1 and (de)tokenize
+  std::vector<std::string>
+      served_model_names;             // at least one; the first is the model's id in answers
+  std::vector<std::string> api_keys;  // empty = no key needed; guards /v1 and (de)tokenize
   std::vector<std::string> allowed_origins = {"*"};  // CORS
   std::string version;                               // of the program, for /version
   int worker_threads = 2;                            // bodies and prompts
@@ -54,8 +55,8 @@ class Server {
   void set_load_progress(double fraction, std::string stage);
   void set_ready(ModelContext context);
 
-  // Refuses new requests (503), lets those in progress finish for up to `drain_seconds`, cancels the
-  // rest, closes every connection and joins the threads. True if all finished by themselves.
+  // Refuses new requests (503), lets those in progress finish for up to `drain_seconds`, cancels
+  // the rest, closes every connection and joins the threads. True if all finished by themselves.
   bool stop(double drain_seconds);
   // From another thread while stop() waits: cancels what is left at once.
   void stop_now();

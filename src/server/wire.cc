@@ -73,7 +73,9 @@ Json usage_json(const Usage& usage) {
 Json head(const AnswerMeta& meta, bool chunk) {
   Json out;
   out["id"] = meta.id;
-  out["object"] = !meta.chat ? "text_completion" : chunk ? "chat.completion.chunk" : "chat.completion";
+  out["object"] = !meta.chat ? "text_completion"
+                  : chunk    ? "chat.completion.chunk"
+                             : "chat.completion";
   out["created"] = meta.created;
   out["model"] = meta.model;
   return out;
@@ -245,8 +247,7 @@ std::string answer_body(const AnswerMeta& meta, const Tokenizer& tokenizer, bool
     } else {
       choice["text"] = result.content;
     }
-    choice["logprobs"] =
-        logprobs ? logprobs_json(meta, tokenizer, result.logprobs) : Json();
+    choice["logprobs"] = logprobs ? logprobs_json(meta, tokenizer, result.logprobs) : Json();
     add_ending(result.ending, &choice);
     list.push_back(std::move(choice));
   }

@@ -51,8 +51,8 @@ std::string random_id(const std::string& prefix);
 // A token's text for logprobs: its own where that is UTF-8, else `bytes:\xf0\x9f` (as OpenAI does).
 std::string token_text(const Tokenizer& tokenizer, int32_t id);
 
-// One `data: ...\n\n` frame of a choice. `delta` null and `first` false: only an ending and logprobs.
-// `logprobs` null when the client did not ask.
+// One `data: ...\n\n` frame of a choice. `delta` null and `first` false: only an ending and
+// logprobs. `logprobs` null when the client did not ask.
 struct FrameParts {
   int64_t index = 0;
   bool role = false;  // chat: the first frame

@@ -1,4 +1,5 @@
-// A few threads for work too long for an IO thread: parsing a body, rendering and tokenising a prompt.
+// A few threads for work too long for an IO thread: parsing a body, rendering and tokenising a
+// prompt.
 #pragma once
 
 #include <condition_variable>

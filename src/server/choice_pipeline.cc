@@ -30,8 +30,9 @@ std::vector<Delta> ChoicePipeline::push(const TokenOutput& token) {
   const int64_t begin = text_bytes_;
   const int64_t offset = text_chars_;
   if (options_.chat) {
-    // The end id usually follows a closed message. If the model talks on, nobody would hear it.
-    if (parser_->message_closed() && !options_.ignore_eos) {
+    // The end id usually follows a closed message. If the model talks on, nobody would hear it;
+    // only min_tokens and ignore_eos ask for more all the same.
+    if (parser_->message_closed() && !options_.ignore_eos && tokens_ > options_.min_tokens) {
       stopped_ = true;
       return out;
     }

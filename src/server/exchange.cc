@@ -1,10 +1,9 @@
 #include "server/exchange.h"
 
-#include <spdlog/spdlog.h>
-
 #include <cctype>
 #include <nlohmann/json.hpp>
 
+#include "server/log.h"
 #include "server/wire.h"
 
 namespace k3 {
@@ -55,8 +54,8 @@ void Exchange::reply_json(int status, const nlohmann::ordered_json& body) {
 
 void Exchange::reply_error(const ApiError& error) {
   // Not the message: it may show what the client sent.
-  spdlog::info("request {} {} {} status={} code={} param={}", request_id_, request_.method, route_,
-               error.http_status, error.code, error.param);
+  server_log().info("request {} {} {} status={} code={} param={}", request_id_, request_.method,
+                    route_, error.http_status, error.code, error.param);
   HttpReply out;
   out.status = error.http_status;
   out.body = error_body(error);

@@ -1,9 +1,8 @@
 #include "server/generation_job.h"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 
+#include "server/log.h"
 #include "server/schema.h"
 
 namespace k3 {
@@ -278,7 +277,7 @@ void GenerationJob::log(const std::string& finish) const {
   }
   const double decode = seconds - ttft;
   const double rate = decode > 0 ? static_cast<double>(total.completion_tokens) / decode : 0;
-  spdlog::info(
+  server_log().info(
       "request {} id={} choices={} prompt_tokens={} completion_tokens={} ttft={:.3f}s "
       "total={:.3f}s "
       "tok/s={:.1f} finish={}",

@@ -98,7 +98,7 @@ def start_server():
 
 @pytest.fixture(scope="session")
 def server(start_server):
-    return start_server("--max-num-seqs", "16", "--max-model-len", "2048")
+    return start_server("--max-num-seqs", "16", "--max-model-len", "1024")
 
 
 @pytest.fixture(scope="session")

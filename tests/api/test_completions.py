@@ -136,8 +136,9 @@ def test_stop_token_ids_end_it(client, http):
     r = client.completions.create(model=MODEL, prompt="The capital of France is", max_tokens=40,
                                   temperature=0, extra_body={"stop_token_ids": [ids[-1]]})
     assert r.choices[0].finish_reason == "stop"
+    assert r.choices[0].stop_reason == ids[-1]
     assert r.choices[0].text == " Paris"
-    assert r.usage.completion_tokens == 2
+    assert r.usage.completion_tokens == len(ids)
 
 
 def test_min_tokens_holds_the_end_off(client):
@@ -148,14 +149,16 @@ def test_min_tokens_holds_the_end_off(client):
 
 
 def test_logit_bias_forces_and_bans(client, http):
-    paris = http.post("/tokenize", json={"prompt": " Paris"}).json()["tokens"][0]
+    first = http.post("/tokenize", json={"prompt": " Paris"}).json()["tokens"][0]
+    said = http.post("/detokenize", json={"tokens": [first]}).json()["prompt"]
     ask = dict(model=MODEL, prompt="The capital of France is", max_tokens=1, temperature=0)
-    assert client.completions.create(**ask).choices[0].text == " Paris"
-    banned = client.completions.create(**ask, logit_bias={str(paris): -100})
-    assert banned.choices[0].text != " Paris"
-    forced = client.completions.create(**{**ask, "prompt": "The capital of Peru is"},
-                                       logit_bias={str(paris): 100})
-    assert forced.choices[0].text == " Paris"
+    assert client.completions.create(**ask).choices[0].text == said
+    banned = client.completions.create(**ask, logit_bias={str(first): -100})
+    assert banned.choices[0].text != said
+    other = {**ask, "prompt": "The capital of Peru is"}
+    assert client.completions.create(**other).choices[0].text != said
+    forced = client.completions.create(**other, logit_bias={str(first): 100})
+    assert forced.choices[0].text == said
 
 
 def test_penalties_change_the_answer(client):

@@ -269,6 +269,12 @@ TEST(Pipeline, AModelThatTalksOnAfterItsMessageIsStopped) {
                         chat_options(false));
   EXPECT_EQ(p.result.content, "Yes.");
   EXPECT_TRUE(p.stopped);
+  PipelineOptions more = chat_options(false);
+  more.min_tokens = 1000;
+  const std::vector<int32_t> ids = ids_of("Yes.<|close|>message<|sep|>and on and on");
+  const Played longer = play(ids, more);
+  EXPECT_FALSE(longer.stopped);
+  EXPECT_EQ(longer.tokens, static_cast<int64_t>(ids.size()));
 }
 
 TEST(Pipeline, LogprobsCoverTheTextAndNothingBehindAStop) {

@@ -276,7 +276,16 @@ void check_constants(ObjectReader* text) {
   text->optional_null("attn_logit_softcapping");
 }
 
+// Keys every release carries that decide nothing here: K3 has no rotary embedding, grouping is
+// inert with one group, and no Python of the checkpoint is ever run.
+constexpr const char* kInertKeys[] = {"architectures",     "auto_map",
+                                      "initializer_range", "media_placeholder_token_id",
+                                      "rope_theta",        "transformers_version",
+                                      "use_cache",         "use_grouped_topk",
+                                      "vision_config"};
+
 void check_wrapper_or_text(ObjectReader* reader) {
+  for (const char* key : kInertKeys) reader->find(key);
   reader->optional_value("dtype", {"bfloat16"});
   reader->optional_value("torch_dtype", {"bfloat16"});
   reader->optional_value("tie_word_embeddings", {false});

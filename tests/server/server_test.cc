@@ -495,7 +495,10 @@ TEST(Server, ADisconnectCancelsEveryChoice) {
 TEST(Server, ASlowReaderIsDroppedAndNobodyElseWaits) {
   HttpOptions http;
   http.max_pending_bytes = 16 << 10;
-  World w(4, nullptr, http, nullptr, [](EngineOptions* o) { o->max_model_len = 4000; });
+  const int32_t letter = nano_tokenizer()->encode("a")[0];
+  World w(
+      4, [letter](const std::vector<int32_t>&, size_t) { return letter; }, http, nullptr,
+      [](EngineOptions* o) { o->max_model_len = 4000; });
   w.executor->step_delay = 50us;
   w.ready();
   HttpClient slow(w.port(), 2048);
@@ -507,8 +510,10 @@ TEST(Server, ASlowReaderIsDroppedAndNobodyElseWaits) {
   HttpClient brisk(w.port());
   EXPECT_EQ(brisk.request("POST", "/v1/completions", kPrompt).status, 200);
   EXPECT_TRUE(w.eventually([&] { return w.loop->stats().running == 0; }, 20000ms));
-  EXPECT_NE(brisk.request("GET", "/metrics").body.find("k3:slow_readers_total 1"),
-            std::string::npos);
+  EXPECT_TRUE(w.eventually([&] {
+    return brisk.request("GET", "/metrics").body.find("k3:slow_readers_total 1") !=
+           std::string::npos;
+  }));
 }
 
 TEST(Server, QueueFullIs503WithRetryAfter) {
@@ -550,7 +555,8 @@ TEST(Server, H32_AnEngineFaultIsAnErrorToTheClientAndToHealth) {
   const auto payloads = sse_payloads(cut.body);
   EXPECT_TRUE(json::parse(payloads.back()).contains("error")) << payloads.back();
   HttpClient client(w.port());
-  EXPECT_EQ(client.request("GET", "/health").status, 503);
+  EXPECT_TRUE(w.eventually([&] { return client.request("GET", "/health").status == 503; }));
+  EXPECT_EQ(client.request("GET", "/health").json()["status"], "error");
   EXPECT_EQ(client.request("POST", "/v1/completions", kPrompt).status, 503);
 }
 

@@ -92,7 +92,8 @@ Result<Measurement> measure(Executor* executor, const BenchArgs& args, int64_t b
     }
     if (s == 0) m.ttft_seconds = monotonic_seconds() - start;
   }
-  m.prefill_tokens_per_second = static_cast<double>(batch * context) / (monotonic_seconds() - start);
+  m.prefill_tokens_per_second =
+      static_cast<double>(batch * context) / (monotonic_seconds() - start);
   std::vector<double> seconds;
   for (int64_t d = 0; d < args.decode_steps; ++d) {
     StepBatch step;

@@ -14,7 +14,8 @@ struct InspectArgs {
   bool json = false;
 };
 
-// The report is printed whatever the coverage; weights that are missing or broken are its exit code.
+// The report is printed whatever the coverage; weights that are missing or broken are its exit
+// code.
 Status inspect(const InspectArgs& args) {
   K3_ASSIGN_OR_RETURN(const InspectReport report, inspect_checkpoint(args.model, args.options));
   const std::string text = args.json ? render_json(report) : render_text(report);

@@ -176,9 +176,10 @@ Result<LoadedModel> load_model(const ModelArgs& args, const CapacityArgs& capaci
                       Checkpoint::open(args.model, m.config, RankSpec{}));
   m.checkpoint = std::move(checkpoint);
   if (!args.quiet) {
-    for (const std::string& key : m.config.ignored_keys) {
-      std::fprintf(stderr, "config.json: %s is not used\n", key.c_str());
-    }
+    std::string unused;
+    for (const std::string& key : m.config.ignored_keys)
+      unused += (unused.empty() ? "" : ", ") + key;
+    if (!unused.empty()) std::fprintf(stderr, "config.json: not used: %s\n", unused.c_str());
   }
   ProgressBar bar("loading", args.quiet, progress);
   K3_RETURN_IF_ERROR(

@@ -35,9 +35,9 @@ sigset_t stop_signals() {
   return set;
 }
 
-// Waits for SIGINT and SIGTERM on a thread of its own; every other thread has them blocked. The first
-// asks for a graceful stop (before the model is ready there is nothing to drain: the process ends),
-// the second cuts it short.
+// Waits for SIGINT and SIGTERM on a thread of its own; every other thread has them blocked. The
+// first asks for a graceful stop (before the model is ready there is nothing to drain: the process
+// ends), the second cuts it short.
 class StopSignals {
  public:
   explicit StopSignals(Server* server) : server_(server) {
@@ -114,7 +114,8 @@ Status serve(const ServeArgs& args) {
                  server.url().c_str());
   }
 
-  K3_ASSIGN_OR_RETURN(const GenerationDefaults defaults, load_generation_defaults(args.model.model));
+  K3_ASSIGN_OR_RETURN(const GenerationDefaults defaults,
+                      load_generation_defaults(args.model.model));
   K3_ASSIGN_OR_RETURN(LoadedModel m,
                       load_model(args.model, args.capacity, true, [&server](double fraction) {
                         server.set_load_progress(fraction, "weights");

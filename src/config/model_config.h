@@ -96,8 +96,9 @@ Result<ModelConfig> load_model_config(const std::string& model_dir);
 Result<ModelConfig> truncate_layers(const ModelConfig& config, int64_t num_layers);
 
 // The rules that tie the values of one config together (heads, groups of 32, lists, ids) and the
-// bounds under which no shape, byte count or offset computed from it overflows int64_t. Parsing ends
-// with this; whoever builds a ModelConfig by hand calls it too. Errors: kCheckpoint, naming the key.
+// bounds under which no shape, byte count or offset computed from it overflows int64_t. Parsing
+// ends with this; whoever builds a ModelConfig by hand calls it too. Errors: kCheckpoint, naming
+// the key.
 Status validate_model_config(const ModelConfig& config, const std::string& origin);
 
 // The config.json (wrapper form) from which parse_model_config() reads `config` back, token ids

@@ -46,8 +46,9 @@ void ThreadPool::claim_and_run(uint32_t generation, int thread) {
   for (;;) {
     if (static_cast<uint32_t>(ticket >> 32) != generation) return;
     const auto item = static_cast<int64_t>(ticket & 0xffffffffu);
-    // items_ may already belong to a newer job here; then the exchange below fails.
-    if (item >= items_.load(std::memory_order_relaxed)) return;
+    // items_ may already belong to a newer job here; then the exchange below fails. Acquire:
+    // whoever sees the newer count must also see that the ticket has moved on.
+    if (item >= items_.load(std::memory_order_acquire)) return;
     if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel,
                                        std::memory_order_acquire)) {
       continue;
@@ -69,7 +70,7 @@ void ThreadPool::run(int64_t n, ItemFn fn, void* ctx) {
   // ticket and failing its claim; the ticket's new generation makes that claim fail.
   const uint32_t generation = generation_.load(std::memory_order_relaxed) + 1;
   ticket_.store((static_cast<uint64_t>(generation) << 32) | 0xffffffffu, std::memory_order_release);
-  items_.store(n, std::memory_order_relaxed);
+  items_.store(n, std::memory_order_release);
   fn_.store(fn, std::memory_order_relaxed);
   ctx_.store(ctx, std::memory_order_relaxed);
   done_.store(0, std::memory_order_relaxed);

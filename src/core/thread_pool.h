@@ -46,8 +46,8 @@ class ThreadPool {
   std::atomic<uint32_t> generation_{0};  // what sleepers wait on
   std::atomic<int64_t> done_{0};
   std::atomic<bool> stop_{false};
+  std::atomic<int64_t> items_{0};  // of the current job; read before a claim
   // The current job. Relaxed: written before the ticket is released, read after a claim.
-  std::atomic<int64_t> items_{0};
   std::atomic<ItemFn> fn_{nullptr};
   std::atomic<void*> ctx_{nullptr};
   std::vector<std::thread> workers_;

@@ -88,11 +88,28 @@ Forward::Forward(const ModelWeights* weights, Workspace* workspace, ThreadPool* 
     for (const Matrix* m : matrices) layer_bytes_ += m->rows * m->row_bytes();
   };
   for (const LayerWeights& l : weights_.layers) {
-    add({&l.kda.q_proj, &l.kda.k_proj, &l.kda.v_proj, &l.kda.g_proj, &l.kda.f_a_proj,
-         &l.kda.f_b_proj, &l.kda.b_proj, &l.kda.o_proj, &l.mla.q_a_proj, &l.mla.q_b_proj,
-         &l.mla.kv_a_proj, &l.mla.kv_b_proj, &l.mla.g_proj, &l.mla.o_proj, &l.dense.gate_proj,
-         &l.dense.up_proj, &l.dense.down_proj, &l.moe.gate, &l.moe.routed_expert_down_proj,
-         &l.moe.routed_expert_up_proj, &l.moe.shared.gate_proj, &l.moe.shared.up_proj,
+    add({&l.kda.q_proj,
+         &l.kda.k_proj,
+         &l.kda.v_proj,
+         &l.kda.g_proj,
+         &l.kda.f_a_proj,
+         &l.kda.f_b_proj,
+         &l.kda.b_proj,
+         &l.kda.o_proj,
+         &l.mla.q_a_proj,
+         &l.mla.q_b_proj,
+         &l.mla.kv_a_proj,
+         &l.mla.kv_b_proj,
+         &l.mla.g_proj,
+         &l.mla.o_proj,
+         &l.dense.gate_proj,
+         &l.dense.up_proj,
+         &l.dense.down_proj,
+         &l.moe.gate,
+         &l.moe.routed_expert_down_proj,
+         &l.moe.routed_expert_up_proj,
+         &l.moe.shared.gate_proj,
+         &l.moe.shared.up_proj,
          &l.moe.shared.down_proj});
   }
 }

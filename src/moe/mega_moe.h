@@ -18,7 +18,7 @@ struct MoeCall {
   const int32_t* topk_ids = nullptr;    // [live_rows, top_k], global expert ids, distinct in a row
   const float* topk_weights = nullptr;  // [live_rows, top_k]
   float* combined = nullptr;            // [live_rows, latent]
-  int64_t* expert_bytes = nullptr;  // if given: += bytes of the expert weights this rank read
+  int64_t* expert_bytes = nullptr;      // if given: += bytes of the expert weights this rank read
 };
 
 class MegaMoe {

@@ -48,8 +48,8 @@ TEST_P(Activation, SituIsTheEquationAndItsTwinsTrip) {
 }
 
 TEST_P(Activation, SituSaturatesAtAHundredAndPassesNaN) {
-  const std::vector<float> g = {1e30f, 1e30f, -1e30f, kInf, kNaN, 1}, u = {1e30f, -1e30f, 1e30f,
-                                                                          kInf,  1,      kNaN};
+  const std::vector<float> g = {1e30f, 1e30f, -1e30f, kInf, kNaN, 1},
+                           u = {1e30f, -1e30f, 1e30f, kInf, 1, kNaN};
   std::vector<float> y = poisoned(6);
   k().situ(g.data(), u.data(), y.data(), 6, 4, 25, true);
   EXPECT_EQ(y[0], 100);
@@ -114,7 +114,8 @@ TEST_P(Activation, CombineAddsSlotsInAscendingOrder) {
           for (int64_t s = 0; s < slots; ++s) {
             const int64_t t = slots - 1 - s;
             up = std::fma(w[static_cast<size_t>(s)], rows[static_cast<size_t>(s * stride + i)], up);
-            down = std::fma(w[static_cast<size_t>(t)], rows[static_cast<size_t>(t * stride + i)], down);
+            down = std::fma(w[static_cast<size_t>(t)], rows[static_cast<size_t>(t * stride + i)],
+                            down);
           }
           want.push_back(bf16 ? static_cast<float>(nearest_bf16(up)) : up);
           reversed.push_back(bf16 ? static_cast<float>(nearest_bf16(down)) : down);

@@ -101,7 +101,8 @@ TEST_P(AttnRes, IsTheEquationForOneToNineCandidatesInEveryRow) {
         }
         for (int64_t row = 0; row < rows; ++row) {
           std::vector<std::vector<float>> candidates;
-          for (int64_t s = 0; s < count; ++s) candidates.push_back(slice(bank, at.at(s, row), hidden));
+          for (int64_t s = 0; s < count; ++s)
+            candidates.push_back(slice(bank, at.at(s, row), hidden));
           candidates.push_back(slice(stream, row * hidden, hidden));
           const Balls want = mix(candidates, fold, bf16);
           EXPECT_WITHIN(run(bank, at, row, count, stream.data() + row * hidden, fold, bf16), want)
@@ -114,7 +115,8 @@ TEST_P(AttnRes, IsTheEquationForOneToNineCandidatesInEveryRow) {
           // Another row's snapshots: what a stride that follows the live rows would read.
           if (row == 0) continue;
           const SnapshotLayout dense(config(hidden, 8, 1), rows);
-          EXPECT_TRIPS(run(bank, dense, row, count, stream.data() + row * hidden, fold, bf16), want);
+          EXPECT_TRIPS(run(bank, dense, row, count, stream.data() + row * hidden, fold, bf16),
+                       want);
         }
       }
     }
@@ -134,14 +136,15 @@ TEST_P(AttnRes, ScoresFarApartNeitherOverflowNorVanish) {
   const SnapshotLayout at(config(hidden, 2, 1), 1);
   std::vector<float> bank = random.normals(at.size()), fold = random.normals(hidden, 60);
   const std::vector<float> stream = random.normals(hidden);
-  EXPECT_WITHIN(run(bank, at, 0, 2, stream.data(), fold, false),
-                mix({slice(bank, 0, hidden), slice(bank, at.at(1, 0), hidden), stream}, fold, false));
+  EXPECT_WITHIN(
+      run(bank, at, 0, 2, stream.data(), fold, false),
+      mix({slice(bank, 0, hidden), slice(bank, at.at(1, 0), hidden), stream}, fold, false));
 }
 
-// The walk of the layers (spec 3.1) in float64 and with the kernels: mix with the old bank, bank the
-// raw stream at a block's first layer, replace it there by the layer's output, mix again, add. What a
-// layer would compute is a fixed linear map of the mix, so that a wrong mix reaches everything after.
-// Thirteen layers of blocks of three: five snapshots.
+// The walk of the layers (spec 3.1) in float64 and with the kernels: mix with the old bank, bank
+// the raw stream at a block's first layer, replace it there by the layer's output, mix again, add.
+// What a layer would compute is a fixed linear map of the mix, so that a wrong mix reaches
+// everything after. Thirteen layers of blocks of three: five snapshots.
 enum class WalkTwin { kNone, kBankMixed, kAddAtBoundary, kBankAfterAttention, kNewBankInFirstMix };
 
 struct Walk {
@@ -212,7 +215,8 @@ TEST_P(AttnRes, WalksThirteenLayersOfThreeRowsLikeTheEquations) {
       const int64_t before = (layer + walk.block - 1) / walk.block;
       std::vector<float> m = run(bank, at, row, before, p, walk.fold_of(2 * layer), false);
       if (first) std::copy(p, p + h, bank.begin() + at.at(before, row));
-      for (int64_t i = 0; i < h; ++i) m[static_cast<size_t>(i)] *= walk.attention[static_cast<size_t>(i)];
+      for (int64_t i = 0; i < h; ++i)
+        m[static_cast<size_t>(i)] *= walk.attention[static_cast<size_t>(i)];
       if (first) {
         std::copy(m.begin(), m.end(), p);
       } else {
@@ -220,7 +224,8 @@ TEST_P(AttnRes, WalksThirteenLayersOfThreeRowsLikeTheEquations) {
       }
       std::vector<float> m2 =
           run(bank, at, row, layer / walk.block + 1, p, walk.fold_of(2 * layer + 1), false);
-      for (int64_t i = 0; i < h; ++i) m2[static_cast<size_t>(i)] *= walk.mlp[static_cast<size_t>(i)];
+      for (int64_t i = 0; i < h; ++i)
+        m2[static_cast<size_t>(i)] *= walk.mlp[static_cast<size_t>(i)];
       k().add(p, m2.data(), p, h, false);
     }
     last = run(bank, at, row, at.snapshots, p, walk.fold_of(2 * walk.layers), false);

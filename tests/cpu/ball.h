@@ -1,12 +1,12 @@
 // Float64 values that carry a bound on how far a float32 evaluation of the same equation may be.
 //
 // A stage gate writes the equation once, in Balls. The centre is the float64 value, the radius is
-// the running error bound of the float32 form: every operation the kernel rounds adds half an ulp of
-// its result (u |v|, u = 2^-24, plus half the smallest subnormal), and what the operands may be off
-// by is carried through by the triangle inequality. A sum of products is bounded for the order the
-// kernels promise (docs/numerics.md): each product passes ceil(n / 16) fused adds of its lane and
-// four adds of the tree, so |err| <= (ceil(n / 16) + 4) u sum |x w|. Nothing is fitted to what the
-// kernels give.
+// the running error bound of the float32 form: every operation the kernel rounds adds half an ulp
+// of its result (u |v|, u = 2^-24, plus half the smallest subnormal), and what the operands may be
+// off by is carried through by the triangle inequality. A sum of products is bounded for the order
+// the kernels promise (docs/numerics.md): each product passes ceil(n / 16) fused adds of its lane
+// and four adds of the tree, so |err| <= (ceil(n / 16) + 4) u sum |x w|. Nothing is fitted to what
+// the kernels give.
 //
 // A bf16 landing maps the interval [v - r, v + r] to the interval of its two rounded ends: mostly
 // one bf16 value with radius 0, and then the gate demands that very value.
@@ -79,22 +79,22 @@ inline Ball inverse_root(Ball sum, double n, float eps) {
 }
 
 // Elementary functions: monotone, so the ends of the interval bound the middle; then the accuracy
-// that elementary_test.cc holds them to, in ulp (1 ulp <= 2 u |v|). Outside [-87, 88] exp saturates,
-// which is below 2e-38 absolute in what is made of it here.
-inline constexpr double kElementaryUlps = 2;
+// that elementary_test.cc holds them to, in ulp (1 ulp <= 2 u |v|). Outside [-87, 88] exp
+// saturates, which is below 2e-38 absolute in what is made of it here.
+inline constexpr double kExpUlps = 1.2, kSigmoidUlps = 2.6, kTanhUlps = 2.6;
 template <typename F>
-Ball monotone(F f, Ball x) {
+Ball monotone(F f, Ball x, double ulps) {
   const double v = f(x.v), lo = f(x.v - x.r), hi = f(x.v + x.r);
   const double r = std::max(std::abs(hi - v), std::abs(v - lo));
-  return {v, r + 2 * kElementaryUlps * kUnit * (std::abs(v) + r) + 2e-38};
+  return {v, r + 2 * ulps * kUnit * (std::abs(v) + r) + 2e-38};
 }
 inline double sigmoid_of(double x) { return 1 / (1 + std::exp(-x)); }
 inline Ball exp(Ball x) {
-  return monotone([](double t) { return std::exp(t); }, x);
+  return monotone([](double t) { return std::exp(t); }, x, kExpUlps);
 }
-inline Ball sigmoid(Ball x) { return monotone(sigmoid_of, x); }
+inline Ball sigmoid(Ball x) { return monotone(sigmoid_of, x, kSigmoidUlps); }
 inline Ball tanh(Ball x) {
-  return monotone([](double t) { return std::tanh(t); }, x);
+  return monotone([](double t) { return std::tanh(t); }, x, kTanhUlps);
 }
 
 // Nearest bf16 (8 significand bits, quantum at least 2^-133), ties to even, from the definition.

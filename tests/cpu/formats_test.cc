@@ -126,8 +126,8 @@ TEST_P(Formats, EveryCodeUnderEveryScaleIsExact) {
           continue;
         }
         const double want = (code >= 8 ? -1 : 1) * std::ldexp(magnitude[code % 8], s - 127);
-        // From 253 on the largest codes are beyond float32, so infinity, and infinity times the zeros
-        // of the unit vector is NaN.
+        // From 253 on the largest codes are beyond float32, so infinity, and infinity times the
+        // zeros of the unit vector is NaN.
         if (s >= 253 && !std::isfinite(got[i])) continue;
         ASSERT_EQ(got[i], want) << "scale " << s << " code " << code;
       }

@@ -14,10 +14,13 @@ struct Product {
   std::vector<std::byte> packed, scale;
   size_t offset = 0;  // of the weights in `packed`
 
-  int64_t stride() const { return kind == Kind::kBf16 ? 2 * k : kind == Kind::kF32 ? 4 * k : k / 2; }
+  int64_t stride() const {
+    return kind == Kind::kBf16 ? 2 * k : kind == Kind::kF32 ? 4 * k : k / 2;
+  }
 };
 
-// From the format's definition: code = (byte >> 4 or & 15), sign bit 3, magnitudes 0 .5 1 1.5 2 3 4 6.
+// From the format's definition: code = (byte >> 4 or & 15), sign bit 3, magnitudes 0 .5 1 1.5 2 3
+// 4 6.
 enum class Twin { kNone, kSwappedNibbles, kScaleOfNextGroup, kTransposed, kDropTail };
 
 std::vector<float> mxfp4_values(const Product& p, Twin twin) {
@@ -105,9 +108,7 @@ class Gemm : public IsaTest {
     }
     return y;
   }
-  std::vector<float> run(const Product& p, bool bf16) const {
-    return run(p, bf16, 0, p.rows, p.n);
-  }
+  std::vector<float> run(const Product& p, bool bf16) const { return run(p, bf16, 0, p.rows, p.n); }
 };
 
 const Kind kKinds[] = {Kind::kBf16, Kind::kF32, Kind::kMxfp4};
@@ -194,8 +195,8 @@ TEST_P(Gemm, ARowsBitsAreItsOwnInAnyBatchAndAnyBlockOfColumns) {
       }
       for (int64_t block = 1; block <= 21; ++block) {
         ASSERT_EQ(bits_differ(run(p, bf16, 0, 33, block), alone), "") << block;
-        ASSERT_EQ(bits_differ(run(p, bf16, 0, 1, block),
-                              {alone.begin(), alone.begin() + p.n}), "") << block;
+        ASSERT_EQ(bits_differ(run(p, bf16, 0, 1, block), {alone.begin(), alone.begin() + p.n}), "")
+            << block;
       }
     }
   }
@@ -235,7 +236,8 @@ TEST_P(Gemm, UnalignedWeightsGiveTheSameBits) {
   }
 }
 
-// Gathered rows, scattered rows, a column offset, strides wider than the data: as the experts call it.
+// Gathered rows, scattered rows, a column offset, strides wider than the data: as the experts call
+// it.
 TEST_P(Gemm, IndexedRowsAndColumnsLandWhereTheySayAndNowhereElse) {
   Random random(56);
   for (const Kind kind : kKinds) {
@@ -263,7 +265,8 @@ TEST_P(Gemm, IndexedRowsAndColumnsLandWhereTheySayAndNowhereElse) {
       call(p, a);
       for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
         for (int64_t c = 4; c < 11; ++c) {
-          want[static_cast<size_t>(to[r] * ldy + c - 3)] = plain[static_cast<size_t>(from[r] * n + c)];
+          want[static_cast<size_t>(to[r] * ldy + c - 3)] =
+              plain[static_cast<size_t>(from[r] * n + c)];
         }
       }
       EXPECT_SAME_BITS(y, want);
@@ -328,7 +331,8 @@ TEST_P(Gemm, TheTransposedProductIsItsEquationWithRowsIndependent) {
           const std::vector<float> got(y.begin() + r * ldy, y.begin() + r * ldy + d_count);
           EXPECT_WITHIN(got, want) << rows << " " << d_count;
           EXPECT_TRIPS(from_zero, want);
-          EXPECT_TRUE(std::isnan(y[static_cast<size_t>(r * ldy + d_count)])) << "wrote past its row";
+          EXPECT_TRUE(std::isnan(y[static_cast<size_t>(r * ldy + d_count)]))
+              << "wrote past its row";
           std::vector<float> alone = poisoned(d_count);
           GemmArgs one = a;
           one.x = x.data() + r * ldx;

@@ -1,8 +1,8 @@
 // Kimi Delta Attention of one head from the equations (spec 3.3), in Balls, with its wrong twins.
 //
 // The bound over many tokens: a token maps the state's error e (a row over k) to
-// (I - beta k k^T) diag(a) e, which is no longer than e because a <= 1 and 0 <= beta |k|^2 <= 1. So a
-// row's error grows by no more than what each token rounds: the reference takes the token's local
+// (I - beta k k^T) diag(a) e, which is no longer than e because a <= 1 and 0 <= beta |k|^2 <= 1. So
+// a row's error grows by no more than what each token rounds: the reference takes the token's local
 // bound at the exact state and adds up its length. Reading with q adds |q| |e|.
 #pragma once
 
@@ -12,9 +12,9 @@ namespace k3::gate {
 
 struct KdaCase {
   int64_t tokens = 0, dim = 0, width = 4;
-  std::vector<float> q, k, v, gate, decay, beta;                        // [tokens][dim], [tokens]
-  std::vector<float> q_conv, k_conv, v_conv, dt_bias, o_norm;           // [width][dim], [dim]
-  std::vector<float> window, state;                                     // given when not fresh
+  std::vector<float> q, k, v, gate, decay, beta;               // [tokens][dim], [tokens]
+  std::vector<float> q_conv, k_conv, v_conv, dt_bias, o_norm;  // [width][dim], [dim]
+  std::vector<float> window, state;                            // given when not fresh
   float exp_a = 1.5f, gate_lower_bound = -5, rms_eps = 1e-5f, l2_eps = 1e-6f;
   bool fresh = true, bf16 = false;
 };
@@ -44,27 +44,28 @@ inline KdaCase kda_case(Random& random, int64_t tokens, int64_t dim, bool bf16, 
 
 enum class KdaTwin {
   kNone,
-  kClampedGate,      // max(-exp_a softplus(x), bound) instead of bound * sigmoid(exp_a x)
-  kNoExpA,           // decay without exp(A_log)
-  kUndecayedDelta,   // predicts with the state before its decay
+  kClampedGate,     // max(-exp_a softplus(x), bound) instead of bound * sigmoid(exp_a x)
+  kNoExpA,          // decay without exp(A_log)
+  kUndecayedDelta,  // predicts with the state before its decay
   kReadBeforeWrite,
   kTransposedState,  // reads [k][v]
   kNoQueryScale,
   kL2EpsOnMean,
-  kL2EpsOutside,     // x / max(|x|, eps)
+  kL2EpsOutside,  // x / max(|x|, eps)
   kRawBeta,
-  kDecayValueAxis,   // decays rows v instead of columns k
+  kDecayValueAxis,  // decays rows v instead of columns k
   kReversedTaps,
   kWindowNewestFirst,
   kNoSilu,
+  kBf16State,        // rounds the state every sixteen tokens
   kLandsBeforeSilu,  // bf16 only
   kNoReadLanding,    // bf16 only
   kGateLandsAlone,   // bf16 only
 };
 
 struct KdaWant {
-  Balls out;             // [tokens][dim]
-  Balls state;           // [v][k]
+  Balls out;    // [tokens][dim]
+  Balls state;  // [v][k]
   std::vector<float> window;
   // What the recurrence was given, in float64, for other forms of it: [tokens][dim] and [tokens].
   std::vector<double> q, k, v, g, beta, read;
@@ -73,8 +74,8 @@ struct KdaWant {
 namespace kda_detail {
 
 // The raw projection of token t (t < 0: from the window), channel i.
-inline double raw(const KdaCase& c, const std::vector<float>& x, int64_t which, int64_t t, int64_t i,
-                  KdaTwin twin) {
+inline double raw(const KdaCase& c, const std::vector<float>& x, int64_t which, int64_t t,
+                  int64_t i, KdaTwin twin) {
   const int64_t history = c.width - 1;
   if (t >= 0) return x[static_cast<size_t>(t * c.dim + i)];
   if (c.fresh) return 0;
@@ -82,8 +83,8 @@ inline double raw(const KdaCase& c, const std::vector<float>& x, int64_t which, 
   return c.window[static_cast<size_t>((which * history + age) * c.dim + i)];
 }
 
-inline Balls conv_silu(const KdaCase& c, const std::vector<float>& x, const std::vector<float>& taps,
-                       int64_t which, int64_t t, KdaTwin twin) {
+inline Balls conv_silu(const KdaCase& c, const std::vector<float>& x,
+                       const std::vector<float>& taps, int64_t which, int64_t t, KdaTwin twin) {
   Balls y;
   for (int64_t i = 0; i < c.dim; ++i) {
     Ball acc = exactly(0);
@@ -173,6 +174,9 @@ inline KdaWant kda_reference(const KdaCase& c, KdaTwin twin = KdaTwin::kNone) {
       o.r += e * (length(q, &Ball::v) + length(q, &Ball::r));
       read.push_back(o);
     }
+    if (twin == KdaTwin::kBf16State && t % 16 == 15) {
+      for (double& x : s) x = nearest_bf16(x);
+    }
     if (twin == KdaTwin::kTransposedState) {
       for (int64_t j = 0; j < d; ++j) {
         read[static_cast<size_t>(j)].v = 0;
@@ -185,8 +189,7 @@ inline KdaWant kda_reference(const KdaCase& c, KdaTwin twin = KdaTwin::kNone) {
       want.read.push_back(o.v);
       if (twin != KdaTwin::kNoReadLanding) o = land(o, c.bf16);
     }
-    const Ball r =
-        inverse_root(sum_of_squares(read.data(), d), static_cast<double>(d), c.rms_eps);
+    const Ball r = inverse_root(sum_of_squares(read.data(), d), static_cast<double>(d), c.rms_eps);
     for (int64_t j = 0; j < d; ++j) {
       const auto n = static_cast<size_t>(j);
       Ball y = read[n] * r * exactly(c.o_norm[n]);
@@ -219,8 +222,8 @@ struct KdaGot {
   std::vector<float> out, state, window;
 };
 
-// Tokens [first, first + count) of the case through the kernel, on the given state and window; strides
-// wider than the data, as in the workspace.
+// Tokens [first, first + count) of the case through the kernel, on the given state and window;
+// strides wider than the data, as in the workspace.
 inline void kda_run(const Kernels& kernels, const KdaCase& c, int64_t first, int64_t count,
                     bool fresh, KdaGot* got) {
   const int64_t d = c.dim, stride = d + 3;
@@ -278,7 +281,8 @@ inline void kda_run(const Kernels& kernels, const KdaCase& c, int64_t first, int
 }
 
 // The case in segments of the given lengths. A fresh case starts on poisoned state and window.
-inline KdaGot kda_run(const Kernels& kernels, const KdaCase& c, const std::vector<int64_t>& segments) {
+inline KdaGot kda_run(const Kernels& kernels, const KdaCase& c,
+                      const std::vector<int64_t>& segments) {
   KdaGot got;
   got.state = c.fresh ? poisoned(c.dim * c.dim) : c.state;
   got.window = c.fresh ? poisoned(3 * (c.width - 1) * c.dim) : c.window;

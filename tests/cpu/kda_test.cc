@@ -41,10 +41,13 @@ TEST_P(Kda, HoldsOverManyTokensFromAState) {
   }
 }
 
-TEST_P(Kda, TheManyTokenBoundIsTight) {
+// Some fast kernels round the carried state to bf16 every sixteen tokens. The bound sees that.
+TEST_P(Kda, TheManyTokenBoundSeesAStateCarriedInBf16) {
   Random random(63);
-  KdaCase c = kda_case(random, 300, 32, false);
-  for (const Ball& s : kda_reference(c).state) EXPECT_LT(s.r, 2e-4);
+  const KdaCase c = kda_case(random, 300, 32, false);
+  const KdaWant want = kda_reference(c);
+  EXPECT_WITHIN(kda_run(k(), c).state, want.state);
+  EXPECT_TRIPS(kda_reference(c, KdaTwin::kBf16State).state, want.state);
 }
 
 TEST_P(Kda, WrongTwinsTrip) {
@@ -55,14 +58,14 @@ TEST_P(Kda, WrongTwinsTrip) {
     const KdaWant want = kda_reference(c);
     const KdaGot got = kda_run(k(), c);
     EXPECT_WITHIN(got.out, want.out);
-    std::vector<KdaTwin> twins = {
-        KdaTwin::kClampedGate,     KdaTwin::kNoExpA,         KdaTwin::kUndecayedDelta,
-        KdaTwin::kReadBeforeWrite, KdaTwin::kTransposedState, KdaTwin::kRawBeta,
-        KdaTwin::kDecayValueAxis,  KdaTwin::kReversedTaps,   KdaTwin::kWindowNewestFirst,
-        KdaTwin::kNoSilu};
+    std::vector<KdaTwin> twins = {KdaTwin::kClampedGate,       KdaTwin::kNoExpA,
+                                  KdaTwin::kUndecayedDelta,    KdaTwin::kReadBeforeWrite,
+                                  KdaTwin::kTransposedState,   KdaTwin::kRawBeta,
+                                  KdaTwin::kDecayValueAxis,    KdaTwin::kReversedTaps,
+                                  KdaTwin::kWindowNewestFirst, KdaTwin::kNoSilu};
     if (bf16) {
-      twins.insert(twins.end(), {KdaTwin::kLandsBeforeSilu, KdaTwin::kNoReadLanding,
-                                 KdaTwin::kGateLandsAlone});
+      twins.insert(twins.end(),
+                   {KdaTwin::kLandsBeforeSilu, KdaTwin::kNoReadLanding, KdaTwin::kGateLandsAlone});
     }
     for (const KdaTwin twin : twins) {
       EXPECT_TRIPS(kda_reference(c, twin).out, want.out) << static_cast<int>(twin) << " " << bf16;
@@ -223,7 +226,8 @@ Chunked chunkwise(const KdaCase& c, const KdaWant& in, int64_t chunk, bool drop_
       for (int64_t i = 0; i < d; ++i) {
         double x = std::exp(total[at(n - 1, i)]) * s[at(j, i)];
         for (int64_t t = 0; t < n; ++t) {
-          x += in.k[at(first + t, i)] * std::exp(total[at(n - 1, i)] - total[at(t, i)]) * u[at(t, j)];
+          x += in.k[at(first + t, i)] * std::exp(total[at(n - 1, i)] - total[at(t, i)]) *
+               u[at(t, j)];
         }
         s[at(j, i)] = x;
       }

@@ -1,5 +1,5 @@
-// The routed experts as one call against their equations: y = W2 situ(W1 z, W3 z) per slot, combined
-// in slot order. Small random MXFP4 experts with scales of every size.
+// The routed experts as one call against their equations: y = W2 situ(W1 z, W3 z) per slot,
+// combined in slot order. Small random MXFP4 experts with scales of every size.
 #include "cpu/local_moe.h"
 
 #include <map>
@@ -80,8 +80,8 @@ Call make_call(Random& random, int64_t rows, std::vector<int32_t> experts, bool 
   c.z = random.normals(rows * kLatent, 1, bf16);
   for (int64_t r = 0; r < rows; ++r) {
     for (size_t s = 0; s < kTopK; ++s) {
-      const auto other = static_cast<size_t>(random.integer(static_cast<int64_t>(s),
-                                                            static_cast<int64_t>(experts.size()) - 1));
+      const auto other = static_cast<size_t>(
+          random.integer(static_cast<int64_t>(s), static_cast<int64_t>(experts.size()) - 1));
       std::swap(experts[s], experts[other]);
       c.ids.push_back(experts[s]);
       c.weights.push_back(static_cast<float>(random.uniform(0.05, 1)));
@@ -168,7 +168,8 @@ TEST_P(LocalMoeGate, AllRowsOnTheSameExpertsAndExpertsWithoutRows) {
       EXPECT_WITHIN(run(c), reference(model_, c, bf16));
     }
     const Call c = make_call(random, 3, {0, 1, 2, 3}, bf16);
-    EXPECT_WITHIN(run(c), reference(model_, c, bf16)) << "after a bigger call, nothing of it remains";
+    EXPECT_WITHIN(run(c), reference(model_, c, bf16))
+        << "after a bigger call, nothing of it remains";
   }
 }
 
@@ -189,7 +190,8 @@ TEST_P(LocalMoeGate, WrongTwinsTrip) {
     Random again(90);
     for (auto& e : swapped.experts) {
       for (size_t i = 0; i < 3; ++i) {
-        e[i] = random_matrix(again, i == 2 ? kLatent : kInter, i == 2 ? kInter : kLatent, 118, 125, true);
+        e[i] = random_matrix(again, i == 2 ? kLatent : kInter, i == 2 ? kInter : kLatent, 118, 125,
+                             true);
       }
     }
     EXPECT_TRIPS(reference(swapped, c, bf16), want);
@@ -212,7 +214,8 @@ TEST_P(LocalMoeGate, ARowsBitsDependOnNoOtherRowAndNoThread) {
       part.rows = count;
       part.z = {c.z.begin() + first * kLatent, c.z.begin() + (first + count) * kLatent};
       part.ids = {c.ids.begin() + first * kTopK, c.ids.begin() + (first + count) * kTopK};
-      part.weights = {c.weights.begin() + first * kTopK, c.weights.begin() + (first + count) * kTopK};
+      part.weights = {c.weights.begin() + first * kTopK,
+                      c.weights.begin() + (first + count) * kTopK};
       return part;
     };
     const auto want = [&](int64_t first, int64_t count) {
@@ -220,7 +223,8 @@ TEST_P(LocalMoeGate, ARowsBitsDependOnNoOtherRowAndNoThread) {
                                 together.begin() + (first + count) * kLatent);
     };
     for (int64_t r = 0; r < 70; ++r) EXPECT_SAME_BITS(run(rows(r, 1)), want(r, 1)) << r;
-    for (const int64_t count : {2, 3, 17, 33}) EXPECT_SAME_BITS(run(rows(5, count)), want(5, count));
+    for (const int64_t count : {2, 3, 17, 33})
+      EXPECT_SAME_BITS(run(rows(5, count)), want(5, count));
     EXPECT_OTHER_BITS(run(rows(1, 1)), want(2, 1));
     for (const int threads : {1, 3}) {
       make(bf16, threads);
@@ -229,7 +233,8 @@ TEST_P(LocalMoeGate, ARowsBitsDependOnNoOtherRowAndNoThread) {
   }
 }
 
-// One-hot weights give each slot's y exactly; fused adds in ascending slots must then give the bits.
+// One-hot weights give each slot's y exactly; fused adds in ascending slots must then give the
+// bits.
 TEST_P(LocalMoeGate, CombinesInSlotOrderBitForBit) {
   Random random(95);
   for (const bool bf16 : {false, true}) {

@@ -19,7 +19,9 @@ struct Case {
   int64_t page_stride = 0;
 
   int64_t latent() const { return rank + rope; }
-  float scale() const { return static_cast<float>(1 / std::sqrt(static_cast<double>(nope + rope))); }
+  float scale() const {
+    return static_cast<float>(1 / std::sqrt(static_cast<double>(nope + rope)));
+  }
   double at(int64_t t, int64_t d) const { return latents[static_cast<size_t>(t * latent() + d)]; }
 };
 
@@ -57,19 +59,28 @@ Case make(Random& random, int64_t heads, int64_t rank, int64_t context, bool bf1
   return c;
 }
 
-enum class Twin { kNone, kNoScale, kScaleOfNope, kNoRope, kOneTokenShort, kPagesInOrder, kBf16Scale };
+enum class Twin {
+  kNone,
+  kNoScale,
+  kScaleOfNope,
+  kNoRope,
+  kOneTokenShort,
+  kPagesInOrder,
+  kBf16Scale
+};
 
-// Scores in float64, with what float32 may be off by, from q's latent form (which may itself be off).
+// Scores in float64, with what float32 may be off by, from q's latent form (which may itself be
+// off).
 struct Attended {
-  Balls out;        // [heads][rank]
+  Balls out;              // [heads][rank]
   std::vector<double> p;  // [heads][context]
 };
 
 // The bound. A score is off by its dot's bound and one rounding of the scale; exp's argument by one
 // rounding of s - top, at most 2 max|s| big; each page that raises the maximum shrinks what was
 // summed, by one exp and one multiply, and the arguments of these add up to at most 2 max|s| once
-// more. Then exp's own two ulp, twice, and a chain of `context` adds, in numerator and denominator
-// alike. Every term is relative to p_t |c_t|.
+// more. Then exp's own ulp and a bit, twice, and a chain of `context` adds, in numerator and
+// denominator alike. Every term is relative to p_t |c_t|.
 Attended attend(const Case& c, const Balls& q_latent, Twin twin = Twin::kNone) {
   Attended result;
   const int64_t context = c.context - (twin == Twin::kOneTokenShort ? 1 : 0);
@@ -94,8 +105,8 @@ Attended attend(const Case& c, const Balls& q_latent, Twin twin = Twin::kNone) {
     }
     double sum = 0;
     for (double& s : score) sum += s = std::exp(s - top);
-    const double relative = off + kUnit * (4 * largest + 4 + 6 * pages + 8 +
-                                           static_cast<double>(context));
+    const double relative =
+        off + kUnit * (4 * largest + 4 + 6 * pages + 8 + static_cast<double>(context));
     for (int64_t d = 0; d < c.rank; ++d) {
       double o = 0, size = 0;
       for (int64_t t = 0; t < context; ++t) {
@@ -103,7 +114,9 @@ Attended attend(const Case& c, const Balls& q_latent, Twin twin = Twin::kNone) {
         int64_t from = t;
         if (twin == Twin::kPagesInOrder) {
           // The first and the second page swapped, for the values alone.
-          from = t < 2 * kPageTokens && context >= 2 * kPageTokens ? (t + kPageTokens) % (2 * kPageTokens) : t;
+          from = t < 2 * kPageTokens && context >= 2 * kPageTokens
+                     ? (t + kPageTokens) % (2 * kPageTokens)
+                     : t;
         }
         o += p * c.at(from, d);
         size += p * std::abs(c.at(from, d));
@@ -149,7 +162,8 @@ TEST_P(Mla, IsTheAbsorbedFormForEveryContextHeadCountAndCache) {
       for (int64_t heads = 1; heads <= kMlaHeadBlock; ++heads) {
         const Case c = make(random, heads, heads == 2 ? 37 : 40, context, bf16);
         const std::vector<float> q = random.normals(heads * c.latent());
-        EXPECT_WITHIN(run(c, q), attend(c, exactly(q)).out) << context << " " << heads << " " << bf16;
+        EXPECT_WITHIN(run(c, q), attend(c, exactly(q)).out)
+            << context << " " << heads << " " << bf16;
       }
     }
   }
@@ -169,8 +183,8 @@ TEST_P(Mla, WrongTwinsTrip) {
   }
 }
 
-// The whole head: absorb the query, attend, go back up through W_UV; against keys and values expanded
-// from the latents as the model defines them.
+// The whole head: absorb the query, attend, go back up through W_UV; against keys and values
+// expanded from the latents as the model defines them.
 TEST_P(Mla, AbsorbedEqualsExpanded) {
   Random random(83);
   for (const bool bf16 : {false, true}) {
@@ -231,7 +245,9 @@ TEST_P(Mla, AbsorbedEqualsExpanded) {
         const auto up = [&](int64_t row, int64_t t) {  // kv_b row of this head times latent t
           double sum = 0;
           for (int64_t d = 0; d < c.rank; ++d) {
-            sum += static_cast<double>(c.kv_b[static_cast<size_t>((h * per_head + row) * c.rank + d)]) * c.at(t, d);
+            sum += static_cast<double>(
+                       c.kv_b[static_cast<size_t>((h * per_head + row) * c.rank + d)]) *
+                   c.at(t, d);
           }
           return sum;
         };
@@ -243,13 +259,15 @@ TEST_P(Mla, AbsorbedEqualsExpanded) {
             s += static_cast<double>(c.q[static_cast<size_t>(h * qk + n)]) * up(n, t);
           }
           for (int64_t n = 0; n < c.rope; ++n) {
-            s += static_cast<double>(c.q[static_cast<size_t>(h * qk + c.nope + n)]) * c.at(t, c.rank + n);
+            s += static_cast<double>(c.q[static_cast<size_t>(h * qk + c.nope + n)]) *
+                 c.at(t, c.rank + n);
           }
           p.push_back(std::exp(s * c.scale()));
           sum += p.back();
         }
         for (int64_t t = 0; t < context; ++t) {
-          EXPECT_NEAR(p[static_cast<size_t>(t)] / sum, attended.p[static_cast<size_t>(h * context + t)], 1e-12);
+          EXPECT_NEAR(p[static_cast<size_t>(t)] / sum,
+                      attended.p[static_cast<size_t>(h * context + t)], 1e-12);
         }
         for (int64_t n = 0; n < c.v; ++n) {
           double o = 0, wrong = 0;
@@ -259,7 +277,8 @@ TEST_P(Mla, AbsorbedEqualsExpanded) {
           }
           Balls w;
           for (int64_t d = 0; d < c.rank; ++d) {
-            w.push_back(exactly(c.kv_b[static_cast<size_t>((h * per_head + c.nope + n) * c.rank + d)]));
+            w.push_back(
+                exactly(c.kv_b[static_cast<size_t>((h * per_head + c.nope + n) * c.rank + d)]));
           }
           const Ball down = dot(attended.out.data() + h * c.rank, w.data(), c.rank);
           EXPECT_NEAR(down.v, o, 1e-12);

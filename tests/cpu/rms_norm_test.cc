@@ -71,8 +71,9 @@ TEST_P(RmsNorm, WrongTwinsTrip) {
   }
 }
 
-// The epsilon of MLA's two LoRA norms is a policy because 1e-6 and 1e-5 are different functions once
-// the mean square is small; the release's logits do not show which. Here they must not be confused.
+// The epsilon of MLA's two LoRA norms is a policy because 1e-6 and 1e-5 are different functions
+// once the mean square is small; the release's logits do not show which. Here they must not be
+// confused.
 TEST_P(RmsNorm, TheLoraEpsilonsAreTellableApartOnSmallVectors) {
   Random random(14);
   const std::vector<float> x = random.normals(512, 3e-3), gain = random.normals(512);

@@ -1,6 +1,7 @@
 // The router: sigma = sigmoid(logits); the top_k of sigma + bias, ties to the lower index; weights
 // sigma / (sum of the chosen sigma + 1e-20) * scaling. Neither the renormalisation nor the scaling
-// can be seen in a model's logits when the norm after the combine undoes them, so they are held here.
+// can be seen in a model's logits when the norm after the combine undoes them, so they are held
+// here.
 #include <numeric>
 
 #include "cpu/stage_gate.h"
@@ -169,7 +170,8 @@ TEST_P(Router, IdsStayValidAndDistinctWhateverIsNaN) {
       std::vector<float> logits = random.normals(20);
       const std::vector<float> bias(20);
       for (int i = 0; i < nans; ++i) {
-        logits[nans == 20 ? static_cast<size_t>(i) : static_cast<size_t>(random.integer(0, 19))] = kNaN;
+        logits[nans == 20 ? static_cast<size_t>(i) : static_cast<size_t>(random.integer(0, 19))] =
+            kNaN;
       }
       std::vector<int32_t> ids = run(logits, bias, 8, 1).ids;
       std::sort(ids.begin(), ids.end());

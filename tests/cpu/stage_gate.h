@@ -106,8 +106,8 @@ class IsaTest : public testing::TestWithParam<const char*> {
  private:
   const Kernels* kernels_ = nullptr;
 };
-#define K3_EVERY_ISA(suite)                                                             \
-  INSTANTIATE_TEST_SUITE_P(, suite, testing::Values("portable", "avx2", "avx512"),      \
+#define K3_EVERY_ISA(suite)                                                        \
+  INSTANTIATE_TEST_SUITE_P(, suite, testing::Values("portable", "avx2", "avx512"), \
                            [](const auto& isa) { return std::string(isa.param); })
 
 }  // namespace k3::gate

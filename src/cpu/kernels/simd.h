@@ -139,8 +139,11 @@ inline V vfma(const V& x, const V& y, const V& z) { K3_LANEWISE(std::fma(x.l[i],
 inline V vmax(const V& x, const V& y) { K3_LANEWISE((x.l[i] > y.l[i] ? x.l[i] : y.l[i])); }
 inline V vmin(const V& x, const V& y) { K3_LANEWISE((x.l[i] < y.l[i] ? x.l[i] : y.l[i])); }
 inline V vround(const V& x) { K3_LANEWISE(std::nearbyint(x.l[i])); }
+// NaN has no integer value (the cast would be undefined): any power serves, the product is NaN.
 inline V vpow2i(const V& n) {
-  K3_LANEWISE(f32_from_bits(static_cast<uint32_t>(static_cast<int32_t>(n.l[i]) + 127) << 23));
+  K3_LANEWISE(std::isnan(n.l[i])
+                  ? 1.f
+                  : f32_from_bits(static_cast<uint32_t>(static_cast<int32_t>(n.l[i]) + 127) << 23));
 }
 inline V vload_bf16(const std::byte* p) {
   uint16_t h[kLanes];

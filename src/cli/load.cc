@@ -103,6 +103,13 @@ void add_model_flags(CLI::App* app, ModelArgs* args, bool with_tokenizer) {
   add_switch(app, "--quiet,-q", args->quiet, "No progress and no summary on standard error");
 }
 
+void add_ep_flags(CLI::App* app, ModelArgs* args) {
+  add_flag_with_value(app, "--ep-size", args->ep_size,
+                      "Expert-parallel ranks (threads); must divide the experts");
+  add_flag_with_value(app, "--ep-timeout", args->ep_timeout,
+                      "Seconds without a rank before the group is given up (exit code 6)");
+}
+
 void add_capacity_flags(CLI::App* app, CapacityArgs* args) {
   add_flag_with_value(app, "--max-model-len", args->max_model_len,
                       "Prompt + output tokens of one request (0: the model's context)");
@@ -158,6 +165,12 @@ Result<LoadedModel> load_model(const ModelArgs& args, const CapacityArgs& capaci
                                bool with_tokenizer, const std::function<void(double)>& progress) {
   LoadedModel m;
   K3_ASSIGN_OR_RETURN(m.config, load_config(args));
+  if (const Status s = check_rank_spec(m.config, {args.ep_size, 0}); !s.ok()) {
+    return invalid_argument("--ep-size ", args.ep_size, ": ", s.message());
+  }
+  if (!(args.ep_timeout > 0) || args.ep_timeout > 86400) {
+    return invalid_argument("--ep-timeout ", args.ep_timeout, ": expected in (0, 86400] seconds");
+  }
   CpuExecutorOptions options;
   K3_ASSIGN_OR_RETURN(options.policy, numerics_policy(args));
   options.isa = args.isa;
@@ -165,6 +178,10 @@ Result<LoadedModel> load_model(const ModelArgs& args, const CapacityArgs& capaci
     return invalid_argument("--threads ", args.threads, ": expected 0 to 1024");
   }
   options.num_threads = args.threads;
+  // Ranks of one process share its cores.
+  if (args.ep_size > 1 && args.threads == 0) {
+    options.num_threads = std::max(1, available_cores() / static_cast<int>(args.ep_size));
+  }
   int64_t max_model_len = 0;
   K3_ASSIGN_OR_RETURN(options, size_executor(m.config, capacity, options, &max_model_len));
   if (with_tokenizer) {
@@ -173,7 +190,7 @@ Result<LoadedModel> load_model(const ModelArgs& args, const CapacityArgs& capaci
         Tokenizer::load(args.tokenizer.empty() ? args.model : args.tokenizer, m.config.vocab_size));
   }
   K3_ASSIGN_OR_RETURN(std::unique_ptr<Checkpoint> checkpoint,
-                      Checkpoint::open(args.model, m.config, RankSpec{}));
+                      Checkpoint::open(args.model, m.config, {args.ep_size, 0}));
   m.checkpoint = std::move(checkpoint);
   if (!args.quiet) {
     std::string unused;
@@ -184,7 +201,22 @@ Result<LoadedModel> load_model(const ModelArgs& args, const CapacityArgs& capaci
   ProgressBar bar("loading", args.quiet, progress);
   K3_RETURN_IF_ERROR(
       m.checkpoint->warm([&bar](int64_t done, int64_t total) { bar.update(done, total); }));
-  K3_ASSIGN_OR_RETURN(m.executor, CpuExecutor::create(m.checkpoint, m.config, RankSpec{}, options));
+  if (args.ep_size > 1) {
+    const SlabShape shape{args.ep_size, options.max_rows, m.config.num_experts_per_token,
+                          m.config.routed_expert_hidden_size};
+    K3_ASSIGN_OR_RETURN(m.ep, EpGroup::create(shape, args.ep_timeout));
+    options.ep = m.ep.get();
+  }
+  K3_ASSIGN_OR_RETURN(m.executor,
+                      CpuExecutor::create(m.checkpoint, m.config, {args.ep_size, 0}, options));
+  for (int64_t rank = 1; rank < args.ep_size; ++rank) {
+    K3_ASSIGN_OR_RETURN(std::unique_ptr<Checkpoint> part,
+                        Checkpoint::open(args.model, m.config, {args.ep_size, rank}));
+    K3_RETURN_IF_ERROR(part->warm());
+    K3_ASSIGN_OR_RETURN(std::unique_ptr<CpuExecutor> executor,
+                        CpuExecutor::create(std::move(part), m.config, {args.ep_size, rank}, options));
+    m.other_ranks.push_back(std::move(executor));
+  }
 
   m.engine.max_model_len = max_model_len;
   m.engine.max_num_seqs = options.num_slots;

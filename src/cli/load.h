@@ -26,7 +26,11 @@ struct ModelArgs {
   std::string isa = "auto";
   int threads = 0;
   bool quiet = false;
+  int64_t ep_size = 1;      // ranks, as threads of this process
+  double ep_timeout = 60;  // seconds
 };
+// --ep-size and --ep-timeout, for the commands that run several ranks.
+void add_ep_flags(CLI::App* app, ModelArgs* args);
 // --model DIR, or the directory as the first argument (as `vllm serve DIR` takes it).
 void add_model_path(CLI::App* app, std::string* model);
 void add_model_flags(CLI::App* app, ModelArgs* args, bool with_tokenizer);
@@ -44,8 +48,16 @@ struct LoadedModel {
   ModelConfig config;
   std::shared_ptr<const Checkpoint> checkpoint;
   std::shared_ptr<const Tokenizer> tokenizer;  // null when not asked for
-  std::unique_ptr<CpuExecutor> executor;
+  std::unique_ptr<EpGroup> ep;  // null for one rank
+  std::unique_ptr<CpuExecutor> executor;                  // of rank 0
+  std::vector<std::unique_ptr<CpuExecutor>> other_ranks;  // 1 and up
   EngineOptions engine;
+
+  std::vector<Executor*> executors() const {
+    std::vector<Executor*> all{executor.get()};
+    for (const auto& e : other_ranks) all.push_back(e.get());
+    return all;
+  }
 };
 
 // The config, cut to --layers.

@@ -8,6 +8,7 @@
 #include "cli/commands.h"
 #include "cli/load.h"
 #include "cli/token_ids.h"
+#include "engine/engine_loop.h"
 
 namespace k3::cli {
 namespace {
@@ -46,6 +47,11 @@ Status logits(const LogitsArgs& args) {
   capacity.max_num_batched_tokens = chunk;
   capacity.max_logit_rows = chunk;
   K3_ASSIGN_OR_RETURN(LoadedModel m, load_model(args.model, capacity, false));
+  // Rank 0 has the tokens; the others have none and pad.
+  std::vector<std::unique_ptr<EngineLoop>> idle_ranks;
+  for (const auto& executor : m.other_ranks) {
+    idle_ranks.push_back(std::make_unique<EngineLoop>(executor.get(), m.engine));
+  }
 
   std::vector<int32_t> pages(static_cast<size_t>((count + kPageTokens - 1) / kPageTokens));
   std::iota(pages.begin(), pages.end(), 0);
@@ -79,6 +85,7 @@ void add_logits(CLI::App* app, int* exit_code) {
   auto args = std::make_shared<LogitsArgs>();
   app->footer("Output: raw little-endian float32 [tokens, vocab], one row per token fed.");
   add_model_flags(app, &args->model, false);
+  add_ep_flags(app, &args->model);
   add_flag_with_value(app, "--tokens", args->tokens, "File of token ids separated by blanks")
       ->required();
   add_flag_with_value(app, "--out", args->out, "File to write")->required();

@@ -10,7 +10,7 @@
 
 #include "cli/commands.h"
 #include "cli/load.h"
-#include "engine/engine_loop.h"
+#include "engine/rank_router.h"
 #include "server/server.h"
 #include "version.h"
 
@@ -121,7 +121,7 @@ Status serve(const ServeArgs& args) {
                         server.set_load_progress(fraction, "weights");
                       }));
   m.engine.max_queue = args.max_queue;
-  EngineLoop engine(m.executor.get(), m.engine);
+  RankRouter engine(m.executors(), m.engine);
   server.set_ready({&engine, m.tokenizer, m.config.vocab_size, m.engine.max_model_len, defaults,
                     m.executor->description()});
   signals.set_ready();
@@ -141,6 +141,7 @@ void add_serve(CLI::App* app, int* exit_code) {
   auto args = std::make_shared<ServeArgs>();
   app->footer("Endpoints and fields: docs/serving.md. /health answers from the first moment.");
   add_model_flags(app, &args->model, true);
+  add_ep_flags(app, &args->model);
   add_flag_with_value(app, "--host", args->host, "Address to bind (0.0.0.0: all)");
   add_flag_with_value(app, "--port", args->port, "Port (0: any free one, printed)");
   add_flag_with_value(app, "--served-model-name", args->served_model_name,

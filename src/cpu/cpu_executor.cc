@@ -2,10 +2,31 @@
 
 #include <algorithm>
 
+#include "cpu/ep_moe.h"
 #include "cpu/forward.h"
 #include "cpu/local_moe.h"
 
 namespace k3 {
+
+namespace {
+
+// The ranks behind an EpMoe, as the engine sees them.
+class EpPeers : public StepPeers {
+ public:
+  EpPeers(EpGroup* group, int64_t rank, const EpMoe* moe)
+      : group_(group), rank_(rank), moe_(moe) {}
+  bool waiting() const override { return moe_->peer_waits(); }
+  void on_change(std::function<void()> call) override {
+    group_->on_ring(rank_, std::move(call));
+  }
+
+ private:
+  EpGroup* group_;
+  int64_t rank_;
+  const EpMoe* moe_;
+};
+
+}  // namespace
 
 struct CpuExecutor::Impl {
   std::shared_ptr<const Checkpoint> checkpoint;
@@ -15,6 +36,8 @@ struct CpuExecutor::Impl {
   std::unique_ptr<ThreadPool> pool;
   std::unique_ptr<Workspace> workspace;
   std::unique_ptr<MegaMoe> moe;
+  std::unique_ptr<EpPeers> peers;
+  RankSpec rank;
   std::unique_ptr<Forward> forward;
   ExecutorLimits limits;
   std::vector<int64_t> slot_position;            // next position of each slot
@@ -111,7 +134,20 @@ Result<std::unique_ptr<CpuExecutor>> CpuExecutor::create(
   K3_RETURN_IF_ERROR(impl->workspace->allocate(config, options.max_rows, options.max_logit_rows,
                                                options.num_slots, options.num_pages, threads,
                                                options.policy.bf16()));
-  if (moe == nullptr) {
+  impl->rank = rank;
+  if (moe == nullptr && options.ep != nullptr) {
+    if (options.ep->shape().world != rank.ep_size ||
+        options.ep->shape().max_rows < options.max_rows) {
+      return invalid_argument("expert-parallel group of ", options.ep->shape().world, " ranks, ",
+                              options.ep->shape().max_rows, " rows, expected ", rank.ep_size,
+                              " ranks, at least ", options.max_rows, " rows");
+    }
+    K3_ASSIGN_OR_RETURN(std::unique_ptr<EpMoe> ep_moe,
+                        EpMoe::create(&impl->weights, impl->pool.get(), impl->kernels,
+                                      options.policy, options.ep, rank.ep_rank));
+    impl->peers = std::make_unique<EpPeers>(options.ep, rank.ep_rank, ep_moe.get());
+    impl->moe = std::move(ep_moe);
+  } else if (moe == nullptr) {
     K3_ASSIGN_OR_RETURN(impl->moe, LocalMoe::create(&impl->weights, impl->pool.get(), impl->kernels,
                                                     options.policy, options.max_rows));
   } else {
@@ -177,7 +213,8 @@ Status CpuExecutor::step(const StepBatch& batch, StepResult* result) {
     return invalid_argument("step with ", logit_rows, " rows of logits, expected at most ",
                             i.limits.max_logit_rows);
   }
-  K3_RETURN_IF_ERROR(i.forward->run(i.spans, i.tokens, i.logit_rows));
+  K3_RETURN_IF_ERROR(rows == 0 ? i.forward->pad()
+                               : i.forward->run(i.spans, i.tokens, i.logit_rows));
   for (const RowSpan& span : i.spans) {
     i.slot_position[static_cast<size_t>(span.slot)] = span.position + span.tokens;
   }
@@ -192,8 +229,13 @@ Status CpuExecutor::step(const StepBatch& batch, StepResult* result) {
 std::string CpuExecutor::description() const {
   return cat("cpu isa=", impl_->kernels->name,
              " numerics=", numerics_name(impl_->options.policy.numerics),
-             " threads=", impl_->pool->num_threads());
+             " threads=", impl_->pool->num_threads(),
+             impl_->rank.ep_size > 1
+                 ? cat(" rank=", impl_->rank.ep_rank, "/", impl_->rank.ep_size)
+                 : "");
 }
+
+StepPeers* CpuExecutor::peers() { return impl_->peers.get(); }
 
 void CpuExecutor::poison(float value) {
   Workspace& w = *impl_->workspace;

@@ -9,6 +9,7 @@
 #include "config/model_config.h"
 #include "executor/executor.h"
 #include "model/numerics.h"
+#include "moe/ep_group.h"
 #include "moe/mega_moe.h"
 
 namespace k3 {
@@ -21,6 +22,9 @@ struct CpuExecutorOptions {
   int num_threads = 0;          // 0: every core of the affinity mask
   std::string isa = "auto";
   NumericsPolicy policy;
+  // Ranks whose steps go together; must outlive the executor. Its shape's max_rows is at least the
+  // executor's. Null: this rank holds every expert.
+  EpGroup* ep = nullptr;
 };
 
 class CpuExecutor : public Executor {
@@ -42,6 +46,7 @@ class CpuExecutor : public Executor {
   std::vector<MemoryItem> memory() const override;
   Status step(const StepBatch& batch, StepResult* result) override;
   std::string description() const override;
+  StepPeers* peers() override;
 
   // For gates: every state, window, page and scratch value becomes `value` (NaN, say). A sequence
   // that starts afterwards must not notice.

@@ -399,6 +399,18 @@ void Forward::head(const std::vector<int64_t>& logit_rows) {
       {{&weights_.lm_head, ws_.head_in.data(), h, ws_.logits.data(), c_.vocab_size, bf16_}});
 }
 
+Status Forward::pad() {
+  bytes_ = 0;
+  for (int64_t layer = 0; layer < c_.num_hidden_layers; ++layer) {
+    if (!weights_.layers[static_cast<size_t>(layer)].is_moe) continue;
+    MoeCall call;
+    call.layer = layer;
+    call.expert_bytes = &bytes_;
+    K3_RETURN_IF_ERROR(moe_.run(call));
+  }
+  return {};
+}
+
 Status Forward::run(const std::vector<RowSpan>& spans, const std::vector<int32_t>& tokens,
                     const std::vector<int64_t>& logit_rows) {
   rows_ = static_cast<int64_t>(tokens.size());

@@ -72,6 +72,9 @@ class Forward {
   Status run(const std::vector<RowSpan>& spans, const std::vector<int32_t>& tokens,
              const std::vector<int64_t>& logit_rows);
 
+  // A step without rows: the MoE calls of every layer and nothing else, so that peers are served.
+  Status pad();
+
   // StepResult::bytes of the last run.
   int64_t bytes() const { return bytes_; }
 

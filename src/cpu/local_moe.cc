@@ -20,7 +20,7 @@ void ExpertRoutes::reserve(int64_t max_assignments, int64_t num_experts) {
 }
 
 void ExpertRoutes::build(const int32_t* topk_ids, int64_t rows, int64_t top_k, int64_t first_expert,
-                         int64_t num_experts) {
+                         int64_t num_experts, const int32_t* row_index) {
   std::fill(offset_.begin(), offset_.end(), 0);
   const int64_t n = rows * top_k;
   for (int64_t a = 0; a < n; ++a) {
@@ -40,51 +40,35 @@ void ExpertRoutes::build(const int32_t* topk_ids, int64_t rows, int64_t top_k, i
     if (e < 0 || e >= num_experts) continue;
     const auto at = static_cast<size_t>(offset_[static_cast<size_t>(e)]++);
     assignments_[at] = static_cast<int32_t>(a);
-    rows_[at] = static_cast<int32_t>(a / top_k);
+    rows_[at] = row_index != nullptr ? row_index[a / top_k] : static_cast<int32_t>(a / top_k);
   }
 }
 
-Result<std::unique_ptr<LocalMoe>> LocalMoe::create(const ModelWeights* weights, ThreadPool* pool,
-                                                   const Kernels* kernels, NumericsPolicy policy,
-                                                   int64_t max_rows) {
-  std::unique_ptr<LocalMoe> moe(new LocalMoe);
+Status ExpertCompute::init(const ModelWeights* weights, ThreadPool* pool, const Kernels* kernels,
+                           NumericsPolicy policy, int64_t max_assignments) {
   const ModelConfig& c = weights->config;
-  moe->weights_ = weights;
-  moe->pool_ = pool;
-  moe->kernels_ = kernels;
-  moe->policy_ = policy;
-  moe->max_rows_ = max_rows;
-  const int64_t assignments = max_rows * c.num_experts_per_token;
-  moe->routes_.reserve(assignments, weights->num_local_experts);
+  weights_ = weights;
+  pool_ = pool;
+  kernels_ = kernels;
+  policy_ = policy;
   const int64_t widest = std::max(c.moe_intermediate_size, c.routed_expert_hidden_size);
-  moe->scratch_per_thread_ = kMxfp4Tile * widest + 2 * kRowChunk * kColumns;
+  scratch_per_thread_ = kMxfp4Tile * widest + 2 * kRowChunk * kColumns;
   K3_RETURN_IF_ERROR(
-      moe->hidden_.allocate("expert hidden rows", assignments * c.moe_intermediate_size));
-  K3_RETURN_IF_ERROR(
-      moe->out_.allocate("expert output rows", assignments * c.routed_expert_hidden_size));
-  K3_RETURN_IF_ERROR(
-      moe->scratch_.allocate("expert scratch", pool->num_threads() * moe->scratch_per_thread_));
-  return moe;
+      hidden_.allocate("expert hidden rows", max_assignments * c.moe_intermediate_size));
+  return scratch_.allocate("expert scratch", pool->num_threads() * scratch_per_thread_);
 }
 
-int64_t LocalMoe::scratch_bytes() const {
-  return hidden_.bytes() + out_.bytes() + scratch_.bytes();
-}
-
-Status LocalMoe::run(const MoeCall& call) {
+void ExpertCompute::run(int64_t layer, const float* x, const ExpertRoutes& routes, float* out,
+                        int64_t* expert_bytes_read) {
   const ModelConfig& c = weights_->config;
   const std::vector<ExpertWeights>& experts =
-      weights_->layers[static_cast<size_t>(call.layer)].moe.experts;
+      weights_->layers[static_cast<size_t>(layer)].moe.experts;
   const int64_t inter = c.moe_intermediate_size;
   const int64_t latent = c.routed_expert_hidden_size;
-  const int64_t top_k = c.num_experts_per_token;
   const bool bf16 = policy_.bf16();
-  routes_.build(call.topk_ids, call.live_rows, top_k, weights_->first_expert,
-                weights_->num_local_experts);
-  const auto& groups = routes_.groups();
+  const auto& groups = routes.groups();
   const auto num_groups = static_cast<int64_t>(groups.size());
-
-  if (call.expert_bytes != nullptr) *call.expert_bytes += num_groups * expert_bytes(c);
+  if (expert_bytes_read != nullptr) *expert_bytes_read += num_groups * expert_bytes(c);
 
   const auto product = [&](const Mxfp4Matrix& w, int64_t n_begin, int64_t n_end, float* tile) {
     GemmArgs a;
@@ -112,9 +96,9 @@ Status LocalMoe::run(const MoeCall& call) {
       const int64_t rows = std::min(kRowChunk, group.end - begin);
       for (const bool is_gate : {true, false}) {
         GemmArgs a = product(is_gate ? e.w1 : e.w3, n_begin, n_end, tile);
-        a.x = call.latents;
+        a.x = x;
         a.ldx = latent;
-        a.x_index = routes_.rows().data() + begin;
+        a.x_index = routes.rows().data() + begin;
         a.rows = rows;
         a.y = is_gate ? gate : up;
         a.ldy = kColumns;
@@ -139,15 +123,42 @@ Status LocalMoe::run(const MoeCall& call) {
     a.x = hidden_.data() + group.begin * inter;
     a.ldx = inter;
     a.rows = group.end - group.begin;
-    a.y = out_.data();
+    a.y = out;
     a.ldy = latent;
-    a.y_index = routes_.assignments().data() + group.begin;
+    a.y_index = routes.assignments().data() + group.begin;
     kernels_->gemm_mxfp4(a);
   });
+}
 
+Result<std::unique_ptr<LocalMoe>> LocalMoe::create(const ModelWeights* weights, ThreadPool* pool,
+                                                   const Kernels* kernels, NumericsPolicy policy,
+                                                   int64_t max_rows) {
+  std::unique_ptr<LocalMoe> moe(new LocalMoe);
+  const ModelConfig& c = weights->config;
+  moe->weights_ = weights;
+  moe->pool_ = pool;
+  moe->kernels_ = kernels;
+  moe->policy_ = policy;
+  const int64_t assignments = max_rows * c.num_experts_per_token;
+  moe->routes_.reserve(assignments, weights->num_local_experts);
+  K3_RETURN_IF_ERROR(moe->experts_.init(weights, pool, kernels, policy, assignments));
+  K3_RETURN_IF_ERROR(
+      moe->out_.allocate("expert output rows", assignments * c.routed_expert_hidden_size));
+  return moe;
+}
+
+int64_t LocalMoe::scratch_bytes() const { return out_.bytes() + experts_.scratch_bytes(); }
+
+Status LocalMoe::run(const MoeCall& call) {
+  const ModelConfig& c = weights_->config;
+  const int64_t latent = c.routed_expert_hidden_size;
+  const int64_t top_k = c.num_experts_per_token;
+  routes_.build(call.topk_ids, call.live_rows, top_k, weights_->first_expert,
+                weights_->num_local_experts);
+  experts_.run(call.layer, call.latents, routes_, out_.data(), call.expert_bytes);
   pool_->parallel_for(call.live_rows, [&](int64_t row, int) {
     kernels_->combine(out_.data() + row * top_k * latent, latent, call.topk_weights + row * top_k,
-                      top_k, call.combined + row * latent, latent, bf16);
+                      top_k, call.combined + row * latent, latent, policy_.bf16());
   });
   return {};
 }

@@ -150,6 +150,17 @@ Result<bool> Engine::step() {
   return !impl_->requests.empty();
 }
 
+Status Engine::pad() {
+  if (!impl_->fatal.ok()) return impl_->fatal;
+  StepResult result;
+  const Status status = impl_->executor->step({}, &result);
+  if (!status.ok()) {
+    impl_->fatal = status;
+    fail_all(status);
+  }
+  return status;
+}
+
 // One executor step for `plan` and what follows from it for each request. An error is fatal.
 Status Engine::Impl::run(std::span<const PlannedSegment> plan) {
   StepBatch batch;

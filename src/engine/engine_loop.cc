@@ -27,8 +27,17 @@ using Command = std::variant<Submit, Cancel>;
 struct EngineLoop::Impl {
   Impl(Executor* executor, EngineOptions options)
       : engine(executor, std::move(options)),
+        peers(executor->peers()),
         published(engine.stats()),
-        thread([this] { run(); }) {}
+        thread([this] { run(); }) {
+    if (peers == nullptr) return;
+    peers->on_change([this] {
+      std::lock_guard lock(mutex);
+      wake.notify_one();
+    });
+    std::lock_guard lock(mutex);
+    wake.notify_one();  // a peer may have begun before anybody listened
+  }
 
   void run();
   void apply(std::vector<Command> commands);
@@ -38,6 +47,7 @@ struct EngineLoop::Impl {
   // The engine's thread alone touches the engine; validate() and options() only read what never
   // changes.
   Engine engine;
+  StepPeers* const peers;  // null: none
 
   mutable std::mutex mutex;
   std::condition_variable wake;     // the engine's thread: commands, or stop
@@ -56,13 +66,16 @@ struct EngineLoop::Impl {
 };
 
 void EngineLoop::Impl::run() {
-  bool work_left = false;
+  bool work_left = false, health_ok = true;
   for (;;) {
     std::vector<Command> commands;
     bool cancel_rest = false;
     {
       std::unique_lock lock(mutex);
-      wake.wait(lock, [&] { return work_left || stop || cancel_all || !inbox.empty(); });
+      wake.wait(lock, [&] {
+        return work_left || stop || cancel_all || !inbox.empty() ||
+               (peers != nullptr && health.ok() && peers->waiting());
+      });
       commands.swap(inbox);
       in_apply = unpublished;
       cancel_rest = std::exchange(cancel_all, false) || stop;
@@ -72,7 +85,17 @@ void EngineLoop::Impl::run() {
     engine.admit();
     publish(false, {});
 
-    Result<bool> result = engine.step();
+    // A rank with nothing to run steps for those that wait for it, and for nobody else: when the whole
+    // group is idle, no rank makes a call.
+    const EngineStats before = engine.stats();
+    const bool idle_rank = before.running == 0 && before.waiting == 0;
+    Result<bool> result = false;
+    if (idle_rank && peers != nullptr && health_ok && !cancel_rest && peers->waiting()) {
+      if (const Status padded = engine.pad(); !padded.ok()) result = padded;
+    } else {
+      result = engine.step();
+    }
+    health_ok = health_ok && result.ok();
     work_left = result.ok() && result.value();
     publish(!work_left, result.status());
     std::lock_guard lock(mutex);
@@ -118,6 +141,7 @@ EngineLoop::~EngineLoop() {
   }
   impl_->wake.notify_one();
   impl_->thread.join();
+  if (impl_->peers != nullptr) impl_->peers->on_change({});
 }
 
 Status EngineLoop::validate(const Request& request) const {

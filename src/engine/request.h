@@ -79,6 +79,7 @@ struct Request {
   std::vector<int32_t> prompt;  // at least one token
   SamplingParams sampling;
   std::shared_ptr<TokenSink> sink;
+  int rank = -1;  // the rank that must run it (RankRouter); -1: any
 };
 
 using RequestId = uint64_t;

@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -73,15 +74,30 @@ struct MemoryItem {
   int64_t bytes = 0;
 };
 
+// The other ranks of an executor whose steps go together with theirs (docs/ep.md).
+class StepPeers {
+ public:
+  virtual ~StepPeers() = default;
+  // A peer has begun a step that this rank has not: it must step too, with an empty batch if it has
+  // nothing of its own. Any thread.
+  virtual bool waiting() const = 0;
+  // `call` runs on a peer's thread whenever waiting() may have become true; it must not block. Empty:
+  // nobody listens any more, and no call is in progress when this returns.
+  virtual void on_change(std::function<void()> call) = 0;
+};
+
 class Executor {
  public:
   virtual ~Executor() = default;
   virtual const ExecutorLimits& limits() const = 0;
   // What it holds: weights, state slots, KV pages, scratch. For logs and /metrics.
   virtual std::vector<MemoryItem> memory() const = 0;
+  // An empty batch is a padding step: it serves the peers and changes nothing here.
   virtual Status step(const StepBatch& batch, StepResult* result) = 0;
   // A line for logs and /version: device, ISA, numerics policy, threads.
   virtual std::string description() const = 0;
+  // Null: steps stand alone.
+  virtual StepPeers* peers() { return nullptr; }
 };
 
 }  // namespace k3

@@ -18,7 +18,7 @@ class GenerationJob::Sink : public TokenSink {
   const size_t index_;
 };
 
-GenerationJob::GenerationJob(EngineLoop* engine, std::shared_ptr<const Tokenizer> tokenizer,
+GenerationJob::GenerationJob(FrontEnd* engine, std::shared_ptr<const Tokenizer> tokenizer,
                              GenerationSpec spec, std::shared_ptr<Exchange> exchange,
                              std::shared_ptr<Metrics> metrics)
     : engine_(engine),

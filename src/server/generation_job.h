@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/engine_loop.h"
+#include "engine/front_end.h"
 #include "server/choice_pipeline.h"
 #include "server/exchange.h"
 #include "server/metrics.h"
@@ -33,7 +33,7 @@ struct GenerationSpec {
 
 class GenerationJob : public std::enable_shared_from_this<GenerationJob> {
  public:
-  GenerationJob(EngineLoop* engine, std::shared_ptr<const Tokenizer> tokenizer, GenerationSpec spec,
+  GenerationJob(FrontEnd* engine, std::shared_ptr<const Tokenizer> tokenizer, GenerationSpec spec,
                 std::shared_ptr<Exchange> exchange, std::shared_ptr<Metrics> metrics);
   ~GenerationJob();
 
@@ -63,7 +63,7 @@ class GenerationJob : public std::enable_shared_from_this<GenerationJob> {
   void log(const std::string& finish) const;
   Usage usage() const;
 
-  EngineLoop* const engine_;
+  FrontEnd* const engine_;
   const std::shared_ptr<const Tokenizer> tokenizer_;
   GenerationSpec spec_;
   const std::shared_ptr<Exchange> exchange_;

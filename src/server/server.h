@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "core/status.h"
-#include "engine/engine_loop.h"
+#include "engine/front_end.h"
 #include "server/generation_defaults.h"
 #include "server/http_server.h"
 #include "text/tokenizer.h"
@@ -33,7 +33,7 @@ struct ServerOptions {
 };
 
 struct ModelContext {
-  EngineLoop* engine = nullptr;  // must outlive the server's stop()
+  FrontEnd* engine = nullptr;  // must outlive the server's stop()
   std::shared_ptr<const Tokenizer> tokenizer;
   int64_t vocab_size = 0;     // ModelConfig's
   int64_t max_model_len = 0;  // prompt + output tokens

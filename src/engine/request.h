@@ -17,35 +17,36 @@ namespace k3 {
 
 // Names, meanings and defaults are vLLM's.
 struct SamplingParams {
-  float temperature = 1.0f;  // 0 = greedy
-  int32_t top_k = 0;         // 0 or -1 = all
-  float top_p = 1.0f;        // (0, 1]
-  float min_p = 0.0f;        // [0, 1]
-  float presence_penalty = 0.0f;    // [-2, 2]
-  float frequency_penalty = 0.0f;   // [-2, 2]
-  float repetition_penalty = 1.0f;  // > 0; counts prompt and output tokens
+  float temperature = 1.0f;                           // 0 = greedy
+  int32_t top_k = 0;                                  // 0 or -1 = all
+  float top_p = 1.0f;                                 // (0, 1]
+  float min_p = 0.0f;                                 // [0, 1]
+  float presence_penalty = 0.0f;                      // [-2, 2]
+  float frequency_penalty = 0.0f;                     // [-2, 2]
+  float repetition_penalty = 1.0f;                    // > 0; counts prompt and output tokens
   std::vector<std::pair<int32_t, float>> logit_bias;  // token id -> added to its logit, [-100, 100]
   std::optional<uint64_t> seed;  // same seed, same request, same tokens, whatever the batch
   int64_t max_tokens = 16;
-  int64_t min_tokens = 0;        // end ids and stop ids are masked before this many tokens
+  int64_t min_tokens = 0;  // end ids and stop ids are masked before this many tokens
   bool ignore_eos = false;
   std::vector<int32_t> stop_token_ids;
-  int32_t logprobs = -1;         // -1 = none; n = the chosen token and the n most likely
+  int32_t logprobs = -1;  // -1 = none; n = the chosen token and the n most likely
 };
 
 enum class FinishReason { kStop, kLength, kCancelled, kError };
 
 struct TokenLogprob {
   int32_t token = 0;
-  float logprob = 0;  // natural log, of the model's own distribution before penalties and temperature
-  int32_t rank = 0;   // 1 = most likely
+  float logprob =
+      0;  // natural log, of the model's own distribution before penalties and temperature
+  int32_t rank = 0;  // 1 = most likely
 };
 
 struct TokenOutput {
   int32_t token = 0;
   bool is_end = false;  // an end id or stop id: counted in usage, not part of the text. The last
                         // token, unless it is an end id and ignore_eos lets the request go on
-  TokenLogprob chosen;                // filled when logprobs >= 0
+  TokenLogprob chosen;  // filled when logprobs >= 0
   std::span<const TokenLogprob> top;  // sorted by rank; valid during the call only
 };
 
@@ -64,8 +65,8 @@ struct FinishInfo {
   RequestStats stats;
 };
 
-// Where a request's output goes. Called on the engine's thread; must not block and must not call back
-// into the engine, save Engine::cancel.
+// Where a request's output goes. Called on the engine's thread; must not block and must not call
+// back into the engine, save Engine::cancel.
 class TokenSink {
  public:
   virtual ~TokenSink() = default;

@@ -68,7 +68,8 @@ TEST(ChatGolden, K3sThirteenCasesRenderToTheirText) {
 
 TEST(ChatGolden, K3sThirteenCasesRenderToTheirIds) {  // H20
   K3_REQUIRE_REAL_VOCABULARY();
-  for (const json& c : test::read_json("tests/text/data/k3_cases.json")["chat"]) {
+  const json cases = test::read_json("tests/text/data/k3_cases.json")["chat"];
+  for (const json& c : cases) {
     const auto ids = render_chat(parsed(c["request"]), *test::real_k3());
     ASSERT_TRUE(ids.ok()) << c["name"] << ids.status().message();
     EXPECT_EQ(ids.value(), c["ids"].get<std::vector<int32_t>>()) << c["name"];

@@ -58,6 +58,7 @@ class GenerationJob : public std::enable_shared_from_this<GenerationJob> {
   void send_frames(std::string frames);
   void fail(const ApiError& error);
   void gone(bool slow);
+  void too_slow();
   void cancel_all();
   void complete();
   void log(const std::string& finish) const;

@@ -344,7 +344,9 @@ Result<ModelConfig> parse_model_config(std::string_view json_text, const std::st
 
   text.find("num_key_value_heads");
   text.find("head_dim");
-  if (c.num_attention_heads > 0) {
+  const auto small = [](int64_t v) { return v > 0 && v <= 1 << 16; };
+  // Others are refused by validate_model_config(); here they could overflow the sum.
+  if (small(c.num_attention_heads) && small(c.qk_nope_head_dim) && small(c.qk_rope_head_dim)) {
     // No grouped heads in K3's MLA: the key is redundant and must say so.
     text.optional_value("num_key_value_heads", {c.num_attention_heads});
     // Not used by this architecture; refused where it fits none of the readings seen in the wild.

@@ -173,8 +173,13 @@ Result<LoadedModel> load_model(const ModelArgs& args, const CapacityArgs& capaci
         Tokenizer::load(args.tokenizer.empty() ? args.model : args.tokenizer, m.config.vocab_size));
   }
   K3_ASSIGN_OR_RETURN(std::unique_ptr<Checkpoint> checkpoint,
-                      Checkpoint::open(args.model, m.config, RankSpec{}));
+                      Checkpoint::open(args.model, m.config, RankSpec{args.ep_size, 0}));
   m.checkpoint = std::move(checkpoint);
+  for (int64_t rank = 1; rank < args.ep_size; ++rank) {
+    K3_ASSIGN_OR_RETURN(std::unique_ptr<Checkpoint> other,
+                        Checkpoint::open(args.model, m.config, RankSpec{args.ep_size, rank}));
+    options.other_ranks.push_back(std::move(other));
+  }
   if (!args.quiet) {
     std::string unused;
     for (const std::string& key : m.config.ignored_keys)
@@ -184,7 +189,8 @@ Result<LoadedModel> load_model(const ModelArgs& args, const CapacityArgs& capaci
   ProgressBar bar("loading", args.quiet, progress);
   K3_RETURN_IF_ERROR(
       m.checkpoint->warm([&bar](int64_t done, int64_t total) { bar.update(done, total); }));
-  K3_ASSIGN_OR_RETURN(m.executor, CpuExecutor::create(m.checkpoint, m.config, RankSpec{}, options));
+  K3_ASSIGN_OR_RETURN(m.executor,
+                      CpuExecutor::create(m.checkpoint, m.config, m.checkpoint->rank(), options));
 
   m.engine.max_model_len = max_model_len;
   m.engine.max_num_seqs = options.num_slots;
@@ -210,7 +216,7 @@ Result<LoadedModel> load_model(const ModelArgs& args, const CapacityArgs& capaci
     for (const int32_t id : m.engine.end_token_ids) ends += cat(ends.empty() ? "" : ", ", id);
     std::fprintf(stderr, "  %lld slots, %lld KV tokens, context %lld, end ids {%s}\n",
                  static_cast<long long>(m.engine.max_num_seqs),
-                 static_cast<long long>(options.num_pages * kPageTokens),
+                 static_cast<long long>(options.num_pages) * kPageTokens,
                  static_cast<long long>(max_model_len), ends.c_str());
   }
   return m;

@@ -85,6 +85,8 @@ void add_logits(CLI::App* app, int* exit_code) {
   add_flag_with_value(app, "--mode", args->mode,
                       "prefill: in chunks; walk: one token a step (the same bits)");
   add_flag_with_value(app, "--chunk", args->chunk, "Tokens in one step of a prefill");
+  add_flag_with_value(app, "--ep-size", args->model.ep_size,
+                      "Split the experts over N ranks, each with its own load plan (same bits)");
   app->callback([args, exit_code] { *exit_code = report(logits(*args)); });
 }
 

@@ -10,6 +10,7 @@ namespace k3 {
 struct CpuExecutor::Impl {
   std::shared_ptr<const Checkpoint> checkpoint;
   ModelWeights weights;
+  std::vector<std::unique_ptr<ModelWeights>> other_weights;  // of options.other_ranks
   CpuExecutorOptions options;
   const Kernels* kernels = nullptr;
   std::unique_ptr<ThreadPool> pool;
@@ -112,8 +113,19 @@ Result<std::unique_ptr<CpuExecutor>> CpuExecutor::create(
                                                options.num_slots, options.num_pages, threads,
                                                options.policy.bf16()));
   if (moe == nullptr) {
-    K3_ASSIGN_OR_RETURN(impl->moe, LocalMoe::create(&impl->weights, impl->pool.get(), impl->kernels,
-                                                    options.policy, options.max_rows));
+    if (static_cast<int64_t>(options.other_ranks.size()) + 1 != rank.ep_size) {
+      return invalid_argument("ep_size ", rank.ep_size, ": ", options.other_ranks.size() + 1,
+                              " rank(s) given, expected all of them");
+    }
+    K3_ASSIGN_OR_RETURN(std::unique_ptr<LocalMoe> local,
+                        LocalMoe::create(&impl->weights, impl->pool.get(), impl->kernels,
+                                         options.policy, options.max_rows));
+    for (const auto& other : options.other_ranks) {
+      K3_ASSIGN_OR_RETURN(ModelWeights weights, bind_weights(*other, config, other->rank()));
+      impl->other_weights.push_back(std::make_unique<ModelWeights>(std::move(weights)));
+      local->add_rank(impl->other_weights.back().get());
+    }
+    impl->moe = std::move(local);
   } else {
     impl->moe = std::move(moe);
   }

@@ -21,6 +21,9 @@ struct CpuExecutorOptions {
   int num_threads = 0;          // 0: every core of the affinity mask
   std::string isa = "auto";
   NumericsPolicy policy;
+  // Expert parallelism in one process: the checkpoints of ranks 1 .. ep_size - 1, each opened for
+  // its own rank, so that each block of experts is computed from its own rank's mapping.
+  std::vector<std::shared_ptr<const Checkpoint>> other_ranks;
 };
 
 class CpuExecutor : public Executor {

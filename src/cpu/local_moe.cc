@@ -49,7 +49,7 @@ Result<std::unique_ptr<LocalMoe>> LocalMoe::create(const ModelWeights* weights, 
                                                    int64_t max_rows) {
   std::unique_ptr<LocalMoe> moe(new LocalMoe);
   const ModelConfig& c = weights->config;
-  moe->weights_ = weights;
+  moe->ranks_ = {weights};
   moe->pool_ = pool;
   moe->kernels_ = kernels;
   moe->policy_ = policy;
@@ -72,15 +72,27 @@ int64_t LocalMoe::scratch_bytes() const {
 }
 
 Status LocalMoe::run(const MoeCall& call) {
-  const ModelConfig& c = weights_->config;
+  for (const ModelWeights* weights : ranks_) run_rank(*weights, call);
+  const ModelConfig& c = ranks_[0]->config;
+  const int64_t latent = c.routed_expert_hidden_size, top_k = c.num_experts_per_token;
+  pool_->parallel_for(call.live_rows, [&](int64_t row, int) {
+    kernels_->combine(out_.data() + row * top_k * latent, latent, call.topk_weights + row * top_k,
+                      top_k, call.combined + row * latent, latent, policy_.bf16());
+  });
+  return {};
+}
+
+// Outputs of the experts that `weights` holds, at [row * top_k + slot] of out_.
+void LocalMoe::run_rank(const ModelWeights& weights, const MoeCall& call) {
+  const ModelConfig& c = weights.config;
   const std::vector<ExpertWeights>& experts =
-      weights_->layers[static_cast<size_t>(call.layer)].moe.experts;
+      weights.layers[static_cast<size_t>(call.layer)].moe.experts;
   const int64_t inter = c.moe_intermediate_size;
   const int64_t latent = c.routed_expert_hidden_size;
   const int64_t top_k = c.num_experts_per_token;
   const bool bf16 = policy_.bf16();
-  routes_.build(call.topk_ids, call.live_rows, top_k, weights_->first_expert,
-                weights_->num_local_experts);
+  routes_.build(call.topk_ids, call.live_rows, top_k, weights.first_expert,
+                weights.num_local_experts);
   const auto& groups = routes_.groups();
   const auto num_groups = static_cast<int64_t>(groups.size());
 
@@ -144,12 +156,6 @@ Status LocalMoe::run(const MoeCall& call) {
     a.y_index = routes_.assignments().data() + group.begin;
     kernels_->gemm_mxfp4(a);
   });
-
-  pool_->parallel_for(call.live_rows, [&](int64_t row, int) {
-    kernels_->combine(out_.data() + row * top_k * latent, latent, call.topk_weights + row * top_k,
-                      top_k, call.combined + row * latent, latent, bf16);
-  });
-  return {};
 }
 
 }  // namespace k3

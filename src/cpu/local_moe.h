@@ -1,5 +1,5 @@
-// The MegaMoE contract where every expert is local: gather rows by expert, W1/W3 and situ, W2,
-// combine in slot order.
+// The MegaMoE contract where every expert is in this process: gather rows by expert, W1/W3 and
+// situ, W2, combine in slot order.
 #pragma once
 
 #include <memory>
@@ -40,12 +40,17 @@ class LocalMoe : public MegaMoe {
   static Result<std::unique_ptr<LocalMoe>> create(const ModelWeights* weights, ThreadPool* pool,
                                                   const Kernels* kernels, NumericsPolicy policy,
                                                   int64_t max_rows);
+  // Another rank's expert block, computed by this process too: each rank's rows go through its own
+  // weights, and the combine still adds slots in order, so the result does not depend on the split.
+  void add_rank(const ModelWeights* weights) { ranks_.push_back(weights); }
   Status run(const MoeCall& call) override;
   int64_t scratch_bytes() const;
 
  private:
   LocalMoe() = default;
-  const ModelWeights* weights_ = nullptr;
+  void run_rank(const ModelWeights& weights, const MoeCall& call);
+
+  std::vector<const ModelWeights*> ranks_;
   ThreadPool* pool_ = nullptr;
   const Kernels* kernels_ = nullptr;
   NumericsPolicy policy_;

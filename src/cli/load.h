@@ -25,7 +25,8 @@ struct ModelArgs {
   float lora_norm_eps = 1e-5f;
   std::string isa = "auto";
   int threads = 0;
-  int64_t ep_size = 1;  // ranks whose expert blocks this process computes (a flag of `logits` alone)
+  int64_t ep_size =
+      1;  // ranks whose expert blocks this process computes (a flag of `logits` alone)
   bool quiet = false;
 };
 // --model DIR, or the directory as the first argument (as `vllm serve DIR` takes it).

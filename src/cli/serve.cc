@@ -45,7 +45,8 @@ class StopSignals {
   }
   ~StopSignals() {
     done_.store(true);
-    pthread_kill(thread_.native_handle(), SIGTERM);
+    // It is waiting for this very signal.
+    pthread_kill(thread_.native_handle(), SIGTERM);  // NOLINT(bugprone-bad-signal-to-kill-thread)
     thread_.join();
   }
   StopSignals(const StopSignals&) = delete;
@@ -130,7 +131,7 @@ Status serve(const ServeArgs& args) {
   while (!signals.stop_requested() && engine.health().ok()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
-  const Status health = engine.health();
+  Status health = engine.health();
   server.stop(health.ok() ? args.shutdown_timeout : 0);
   return health;
 }

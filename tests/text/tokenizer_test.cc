@@ -64,7 +64,8 @@ TEST(Tokenizer, EncodesTheGoldenTextsWithTheRealVocabulary) {
   K3_REQUIRE_REAL_VOCABULARY();
   const auto k3 = test::real_k3();
   EXPECT_EQ(k3->num_ranks(), 163584);
-  for (const json& c : test::read_json("tests/text/data/k3_cases.json")["text"]) {
+  const json cases = test::read_json("tests/text/data/k3_cases.json")["text"];
+  for (const json& c : cases) {
     EXPECT_EQ(k3->encode(c["text"].get<std::string>()), c["ids"].get<std::vector<int32_t>>())
         << c["text"];
   }

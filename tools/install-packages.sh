@@ -7,7 +7,7 @@ packages=(g++ cmake ninja-build pkg-config nlohmann-json3-dev libcli11-dev libsp
           libboost-dev libicu-dev libedit-dev)
 if [ "${1:-build}" = test ]; then
   packages+=(libgtest-dev libgmock-dev libbenchmark-dev clang libclang-rt-14-dev clang-format
-             clang-tidy python3 python3-venv python3-pytest)
+             clang-tidy python3 python3-venv python3-pytest libopenmpi-dev openmpi-bin)
 fi
 
 missing=()

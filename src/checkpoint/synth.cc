@@ -27,7 +27,7 @@ void set_scales(int64_t fan_in, SynthTensor* t) {
   }
   const double upper = std::clamp((wanted / square - low - 0.75) / (0.75 * 3), 0.0, 1.0);
   t->scale_base = 127 + exponent;
-  t->scale_threshold = 256 - static_cast<int32_t>(192 * upper + 0.5);
+  t->scale_threshold = 256 - static_cast<int32_t>(std::lround(192 * upper));
 }
 
 template <typename Store>

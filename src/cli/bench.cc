@@ -137,18 +137,18 @@ Status bench(const BenchArgs& args) {
   const double ceiling = read_ceiling(threads);
   nlohmann::ordered_json report = {{"k3", kVersion},
                                    {"model", args.model.model},
-                                   {"executor", model.executor->description()},
+                                   {"executor", model.executor().description()},
                                    {"read_ceiling_gb_s", ceiling / 1e9},
                                    {"runs", nlohmann::ordered_json::array()}};
   if (!args.json) {
     std::printf("%s\nread ceiling %.1f GB/s (1 GiB, %d threads, best of 5)\n",
-                model.executor->description().c_str(), ceiling / 1e9, threads);
+                model.executor().description().c_str(), ceiling / 1e9, threads);
     std::printf("%6s %8s %14s %10s %12s %14s %12s %10s %8s\n", "batch", "context", "prefill tok/s",
                 "TTFT ms", "decode ms", "decode tok/s", "MB/step", "GB/s", "ceiling");
   }
   for (const int64_t batch : args.batch) {
     for (const int64_t context : args.context) {
-      K3_ASSIGN_OR_RETURN(const Measurement m, measure(model.executor.get(), args, batch, context));
+      K3_ASSIGN_OR_RETURN(const Measurement m, measure(&model.executor(), args, batch, context));
       const double rate = static_cast<double>(m.decode_step_bytes) / m.decode_step_seconds;
       report["runs"].push_back({{"batch", m.batch},
                                 {"context", m.context},

@@ -109,7 +109,7 @@ class Session {
   Session(ChatArgs args, LoadedModel model)
       : args_(std::move(args)),
         m_(std::move(model)),
-        engine_(m_.executor.get(), m_.engine),
+        engine_(&m_.executor(), m_.engine),
         terminal_(isatty(STDIN_FILENO) == 1 && isatty(STDOUT_FILENO) == 1),
         colour_(isatty(STDOUT_FILENO) == 1 && std::getenv("NO_COLOR") == nullptr) {
     reset();

@@ -81,7 +81,7 @@ Status generate(const GenerateArgs& args) {
   request.sampling = args.sampling.params(args.max_tokens);
   auto sink = std::make_shared<PrintSink>(m.tokenizer, args.sampling.stop);
   request.sink = sink;
-  Engine engine(m.executor.get(), m.engine);
+  Engine engine(&m.executor(), m.engine);
   K3_RETURN_IF_ERROR(run_request(&engine, std::move(request)));
   if (isatty(STDOUT_FILENO) == 1) std::fputc('\n', stdout);
   const RequestStats& stats = sink->finish.stats;

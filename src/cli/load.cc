@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <fstream>
 
+#include "core/thread_pool.h"
+
 namespace k3::cli {
 namespace {
 
@@ -15,9 +17,11 @@ int64_t sum_bytes(const std::vector<MemoryItem>& items) {
   return sum;
 }
 
-// Turns what was asked for into sizes that fit, or says with numbers why none do.
+// Turns what was asked for into sizes that fit, or says with numbers why none do. `neighbours`
+// ranks of this machine want the same.
 Result<CpuExecutorOptions> size_executor(const ModelConfig& config, const CapacityArgs& capacity,
-                                         CpuExecutorOptions options, int64_t* max_model_len) {
+                                         CpuExecutorOptions options, int64_t neighbours,
+                                         int64_t* max_model_len) {
   const auto refuse = [](const char* flag, int64_t value, int64_t limit) {
     return invalid_argument(flag, " ", value, ": expected 1 to ", limit);
   };
@@ -39,7 +43,7 @@ Result<CpuExecutorOptions> size_executor(const ModelConfig& config, const Capaci
   one.num_pages = 1;
   const std::vector<MemoryItem> unit = CpuExecutor::plan(config, one);
   const int64_t slot_bytes = unit.at(0).bytes, page_bytes = unit.at(1).bytes;
-  const int64_t available = available_memory_bytes();
+  const int64_t available = available_memory_bytes() / neighbours;
 
   int64_t seqs = capacity.max_num_seqs;
   if (seqs == 0) {
@@ -85,6 +89,26 @@ Result<CpuExecutorOptions> size_executor(const ModelConfig& config, const Capaci
   return options;
 }
 
+// One progress bar over the checkpoints of all ranks here; the dense part they share is read once.
+Status warm_all(const std::vector<std::shared_ptr<const Checkpoint>>& checkpoints, bool quiet,
+                const std::function<void(double)>& progress) {
+  int64_t total = 0, before = 0;
+  for (const auto& c : checkpoints) total += c->total_bytes();
+  ProgressBar bar("loading", quiet, progress);
+  for (const auto& c : checkpoints) {
+    K3_RETURN_IF_ERROR(c->warm([&](int64_t done, int64_t) { bar.update(before + done, total); }));
+    before += c->total_bytes();
+  }
+  return {};
+}
+
+// What must be the same on every rank for their steps to fit together.
+std::string what_ranks_share(const ModelConfig& c, const ModelArgs& args) {
+  return cat("layers=", c.num_hidden_layers, " experts=", c.num_experts, " hidden=", c.hidden_size,
+             " moe_intermediate=", c.moe_intermediate_size, " vocab=", c.vocab_size,
+             " numerics=", args.numerics, " lora_norm_eps=", args.lora_norm_eps);
+}
+
 }  // namespace
 
 void add_model_flags(CLI::App* app, ModelArgs* args, bool with_tokenizer) {
@@ -104,8 +128,9 @@ void add_model_flags(CLI::App* app, ModelArgs* args, bool with_tokenizer) {
 }
 
 void add_ep_flags(CLI::App* app, ModelArgs* args) {
-  add_flag_with_value(app, "--ep-size", args->ep_size,
-                      "Expert-parallel ranks (threads); must divide the experts");
+  add_flag_with_value(
+      app, "--ep-size", args->ep_size,
+      "Expert-parallel ranks: threads, or processes under mpirun; divides the experts");
   add_flag_with_value(app, "--ep-timeout", args->ep_timeout,
                       "Seconds without a rank before the group is given up (exit code 6)");
 }
@@ -178,44 +203,64 @@ Result<LoadedModel> load_model(const ModelArgs& args, const CapacityArgs& capaci
     return invalid_argument("--threads ", args.threads, ": expected 0 to 1024");
   }
   options.num_threads = args.threads;
-  // Ranks of one process share its cores.
-  if (args.ep_size > 1 && args.threads == 0) {
-    options.num_threads = std::max(1, available_cores() / static_cast<int>(args.ep_size));
+  const std::optional<MpiJob> job = mpi_job();
+  if (job && job->size != args.ep_size) {
+    return invalid_argument("--ep-size ", args.ep_size, ": mpirun started ", job->size,
+                            " processes, expected one a rank");
+  }
+  std::vector<int64_t> ranks;
+  for (int64_t r = 0; r < args.ep_size; ++r) {
+    if (!job || job->rank == r) ranks.push_back(r);
+  }
+  // Ranks of one machine share its cores and its memory.
+  const int64_t neighbours = job ? job->local_size : args.ep_size;
+  if (args.threads == 0) {
+    options.num_threads = std::max(1, available_cores() / static_cast<int>(neighbours));
   }
   int64_t max_model_len = 0;
-  K3_ASSIGN_OR_RETURN(options, size_executor(m.config, capacity, options, &max_model_len));
+  K3_ASSIGN_OR_RETURN(options,
+                      size_executor(m.config, capacity, options, neighbours, &max_model_len));
   if (with_tokenizer) {
     K3_ASSIGN_OR_RETURN(
         m.tokenizer,
         Tokenizer::load(args.tokenizer.empty() ? args.model : args.tokenizer, m.config.vocab_size));
   }
-  K3_ASSIGN_OR_RETURN(std::unique_ptr<Checkpoint> checkpoint,
-                      Checkpoint::open(args.model, m.config, {args.ep_size, 0}));
-  m.checkpoint = std::move(checkpoint);
   if (!args.quiet) {
     std::string unused;
     for (const std::string& key : m.config.ignored_keys)
       unused += (unused.empty() ? "" : ", ") + key;
     if (!unused.empty()) std::fprintf(stderr, "config.json: not used: %s\n", unused.c_str());
   }
-  ProgressBar bar("loading", args.quiet, progress);
-  K3_RETURN_IF_ERROR(
-      m.checkpoint->warm([&bar](int64_t done, int64_t total) { bar.update(done, total); }));
+  std::vector<std::shared_ptr<const Checkpoint>> checkpoints;
+  for (const int64_t r : ranks) {
+    K3_ASSIGN_OR_RETURN(std::unique_ptr<Checkpoint> checkpoint,
+                        Checkpoint::open(args.model, m.config, {args.ep_size, r}));
+    checkpoints.push_back(std::move(checkpoint));
+  }
+  K3_RETURN_IF_ERROR(warm_all(checkpoints, args.quiet, progress));
   if (args.ep_size > 1) {
     const SlabShape shape{args.ep_size, options.max_rows, m.config.num_experts_per_token,
                           m.config.routed_expert_hidden_size};
-    K3_ASSIGN_OR_RETURN(m.ep, EpGroup::create(shape, args.ep_timeout));
+    if (job) {
+      std::vector<int64_t> limits{options.num_slots, options.num_pages, max_model_len};
+      K3_ASSIGN_OR_RETURN(
+          std::unique_ptr<MpiGroup> mpi,
+          MpiGroup::create(shape, args.ep_timeout, what_ranks_share(m.config, args), limits));
+      options.num_slots = static_cast<int>(limits[0]);
+      options.num_pages = limits[1];
+      max_model_len = limits[2];
+      m.mpi = mpi.get();
+      m.ep = std::move(mpi);
+    } else {
+      K3_ASSIGN_OR_RETURN(m.ep, ThreadGroup::create(shape, args.ep_timeout));
+    }
     options.ep = m.ep.get();
   }
-  K3_ASSIGN_OR_RETURN(m.executor,
-                      CpuExecutor::create(m.checkpoint, m.config, {args.ep_size, 0}, options));
-  for (int64_t rank = 1; rank < args.ep_size; ++rank) {
-    K3_ASSIGN_OR_RETURN(std::unique_ptr<Checkpoint> part,
-                        Checkpoint::open(args.model, m.config, {args.ep_size, rank}));
-    K3_RETURN_IF_ERROR(part->warm());
-    K3_ASSIGN_OR_RETURN(std::unique_ptr<CpuExecutor> executor,
-                        CpuExecutor::create(std::move(part), m.config, {args.ep_size, rank}, options));
-    m.other_ranks.push_back(std::move(executor));
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    K3_ASSIGN_OR_RETURN(
+        std::unique_ptr<CpuExecutor> executor,
+        CpuExecutor::create(checkpoints[i], m.config, {args.ep_size, ranks[i]}, options));
+    m.executors.push_back(std::move(executor));
   }
 
   m.engine.max_model_len = max_model_len;
@@ -234,15 +279,17 @@ Result<LoadedModel> load_model(const ModelArgs& args, const CapacityArgs& capaci
       m.engine.end_token_ids.end());
   m.engine.clock = monotonic_seconds;
   if (!args.quiet) {
-    std::fprintf(stderr, "%s\n", m.executor->description().c_str());
-    for (const MemoryItem& item : m.executor->memory()) {
-      std::fprintf(stderr, "  %-18s %s\n", item.name.c_str(), human_bytes(item.bytes).c_str());
+    for (const auto& executor : m.executors) {
+      std::fprintf(stderr, "%s\n", executor->description().c_str());
+      for (const MemoryItem& item : executor->memory()) {
+        std::fprintf(stderr, "  %-20s %s\n", item.name.c_str(), human_bytes(item.bytes).c_str());
+      }
     }
     std::string ends;
     for (const int32_t id : m.engine.end_token_ids) ends += cat(ends.empty() ? "" : ", ", id);
     std::fprintf(stderr, "  %lld slots, %lld KV tokens, context %lld, end ids {%s}\n",
                  static_cast<long long>(m.engine.max_num_seqs),
-                 static_cast<long long>(options.num_pages * kPageTokens),
+                 static_cast<long long>(options.num_pages) * kPageTokens,
                  static_cast<long long>(max_model_len), ends.c_str());
   }
   return m;

@@ -13,6 +13,7 @@
 #include "config/model_config.h"
 #include "cpu/cpu_executor.h"
 #include "engine/engine.h"
+#include "moe/mpi_group.h"
 #include "text/tokenizer.h"
 
 namespace k3::cli {
@@ -26,8 +27,8 @@ struct ModelArgs {
   std::string isa = "auto";
   int threads = 0;
   bool quiet = false;
-  int64_t ep_size = 1;      // ranks, as threads of this process
-  double ep_timeout = 60;  // seconds
+  int64_t ep_size = 1;     // expert-parallel ranks
+  double ep_timeout = 30;  // seconds
 };
 // --ep-size and --ep-timeout, for the commands that run several ranks.
 void add_ep_flags(CLI::App* app, ModelArgs* args);
@@ -48,16 +49,13 @@ struct LoadedModel {
   ModelConfig config;
   std::shared_ptr<const Checkpoint> checkpoint;
   std::shared_ptr<const Tokenizer> tokenizer;  // null when not asked for
+  // The ranks of this process (docs/ep.md): all of them as threads, or one under mpirun.
   std::unique_ptr<EpGroup> ep;  // null for one rank
-  std::unique_ptr<CpuExecutor> executor;                  // of rank 0
-  std::vector<std::unique_ptr<CpuExecutor>> other_ranks;  // 1 and up
+  MpiGroup* mpi = nullptr;      // `ep`, when ranks are processes
+  std::vector<std::unique_ptr<CpuExecutor>> executors;
   EngineOptions engine;
 
-  std::vector<Executor*> executors() const {
-    std::vector<Executor*> all{executor.get()};
-    for (const auto& e : other_ranks) all.push_back(e.get());
-    return all;
-  }
+  CpuExecutor& executor() const { return *executors.front(); }
 };
 
 // The config, cut to --layers.

@@ -28,6 +28,14 @@ Result<std::vector<int32_t>> read_ids(const std::string& path, int64_t vocab_siz
   return ids;
 }
 
+// A rank without tokens under mpirun: pads until rank 0 has done.
+Status follow(const LoadedModel& m) {
+  const EngineLoop loop(m.executors.front().get(), m.engine);
+  while (!m.mpi->wait_for_goodbye(0, 60)) {
+  }
+  return m.mpi->failure();
+}
+
 Status logits(const LogitsArgs& args) {
   if (args.mode != "prefill" && args.mode != "walk") {
     return invalid_argument("--mode ", args.mode, ": expected prefill or walk");
@@ -47,10 +55,11 @@ Status logits(const LogitsArgs& args) {
   capacity.max_num_batched_tokens = chunk;
   capacity.max_logit_rows = chunk;
   K3_ASSIGN_OR_RETURN(LoadedModel m, load_model(args.model, capacity, false));
+  if (m.mpi != nullptr && m.mpi->rank() != 0) return follow(m);
   // Rank 0 has the tokens; the others have none and pad.
   std::vector<std::unique_ptr<EngineLoop>> idle_ranks;
-  for (const auto& executor : m.other_ranks) {
-    idle_ranks.push_back(std::make_unique<EngineLoop>(executor.get(), m.engine));
+  for (size_t r = 1; r < m.executors.size(); ++r) {
+    idle_ranks.push_back(std::make_unique<EngineLoop>(m.executors[r].get(), m.engine));
   }
 
   std::vector<int32_t> pages(static_cast<size_t>((count + kPageTokens - 1) / kPageTokens));
@@ -65,7 +74,7 @@ Status logits(const LogitsArgs& args) {
     const auto n = static_cast<size_t>(std::min(chunk, count - at));
     StepBatch batch{{{0, at, {ids.data() + at, n}, pages, Logits::kAll}}};
     StepResult result;
-    K3_RETURN_IF_ERROR(m.executor->step(batch, &result));
+    K3_RETURN_IF_ERROR(m.executor().step(batch, &result));
     if (std::fwrite(result.logits.data(), sizeof(float), result.logits.size(), out) !=
         result.logits.size()) {
       return write_error();

@@ -11,6 +11,7 @@
 #include "cli/commands.h"
 #include "cli/load.h"
 #include "engine/rank_router.h"
+#include "engine/remote_rank.h"
 #include "server/server.h"
 #include "version.h"
 
@@ -45,7 +46,8 @@ class StopSignals {
   }
   ~StopSignals() {
     done_.store(true);
-    pthread_kill(thread_.native_handle(), SIGTERM);
+    // It is waiting for this very signal.
+    pthread_kill(thread_.native_handle(), SIGTERM);  // NOLINT(bugprone-bad-signal-to-kill-thread)
     thread_.join();
   }
   StopSignals(const StopSignals&) = delete;
@@ -78,6 +80,73 @@ class StopSignals {
   std::thread thread_;
 };
 
+// Every rank's end, when the group has failed: who, where, which layer.
+Status report_failure(const LoadedModel& m, const Status& health) {
+  if (!health.ok() && m.ep && m.ep->failed()) {
+    for (const auto& executor : m.executors) {
+      std::fprintf(stderr, "%s: the group is lost: %s\n", executor->description().c_str(),
+                   health.message().c_str());
+    }
+  }
+  return health;
+}
+
+// The part of a rank without a front end: runs what rank 0 sends it until rank 0 has done. mpirun
+// passes its own signals to every process; when to stop is rank 0's decision.
+Status serve_rank(const ServeArgs& args) {
+  K3_ASSIGN_OR_RETURN(const LoadedModel m, load_model(args.model, args.capacity, true));
+  EngineOptions options = m.engine;
+  options.max_queue = args.max_queue;
+  EngineLoop loop(&m.executor(), options);
+  RankServer server(&loop, [&m](const std::string& message) { m.mpi->send(0, message); });
+  m.mpi->on_message([&server](int64_t, const std::string& message) { server.receive(message); });
+  while (!m.mpi->wait_for_goodbye(0, 1)) server.report();
+  m.mpi->on_message({});
+  return report_failure(m, m.mpi->failure());
+}
+
+// All ranks as one front end: those of this process, and under mpirun the other processes'.
+class Ranks {
+ public:
+  Ranks(const LoadedModel& m, const EngineOptions& options) : mpi_(m.mpi) {
+    std::vector<std::unique_ptr<FrontEnd>> ranks;
+    for (const auto& executor : m.executors) {
+      ranks.push_back(std::make_unique<EngineLoop>(executor.get(), options));
+    }
+    if (mpi_ != nullptr) {
+      const FrontEnd* local = ranks.front().get();
+      for (int64_t r = 1; r < mpi_->shape().world; ++r) {
+        auto rank = std::make_unique<RemoteRank>(
+            local, [mpi = mpi_, r](const std::string& message) { mpi->send(r, message); });
+        remote_.push_back(rank.get());
+        ranks.push_back(std::move(rank));
+      }
+      mpi_->on_message([this](int64_t from, const std::string& message) {
+        remote_[static_cast<size_t>(from - 1)]->receive(message);
+      });
+      mpi_->on_failure([this](const Status& status) {
+        for (RemoteRank* rank : remote_) rank->fail(status);
+      });
+    }
+    router_ = std::make_unique<RankRouter>(std::move(ranks));
+  }
+  ~Ranks() {
+    router_->drain(0);
+    if (mpi_ == nullptr) return;
+    mpi_->on_message({});
+    mpi_->on_failure({});
+  }
+  Ranks(const Ranks&) = delete;
+  Ranks& operator=(const Ranks&) = delete;
+
+  RankRouter& router() { return *router_; }
+
+ private:
+  MpiGroup* mpi_;
+  std::vector<RemoteRank*> remote_;
+  std::unique_ptr<RankRouter> router_;
+};
+
 Status serve(const ServeArgs& args) {
   if (args.port < 0 || args.port > 65535) {
     return invalid_argument("--port ", args.port, ": expected 0 to 65535");
@@ -90,6 +159,9 @@ Status serve(const ServeArgs& args) {
   }
   const sigset_t set = stop_signals();
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  if (const auto job = mpi_job(); job && job->rank != 0 && args.model.ep_size > 1) {
+    return serve_rank(args);
+  }
 
   ServerOptions options;
   options.http.host = args.host;
@@ -121,18 +193,19 @@ Status serve(const ServeArgs& args) {
                         server.set_load_progress(fraction, "weights");
                       }));
   m.engine.max_queue = args.max_queue;
-  RankRouter engine(m.executors(), m.engine);
+  Ranks ranks(m, m.engine);
+  RankRouter& engine = ranks.router();
   server.set_ready({&engine, m.tokenizer, m.config.vocab_size, m.engine.max_model_len, defaults,
-                    m.executor->description()});
+                    m.executor().description()});
   signals.set_ready();
   std::fprintf(stderr, "ready: %s/v1, model %s\n", server.url().c_str(),
                options.served_model_names.front().c_str());
   while (!signals.stop_requested() && engine.health().ok()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
-  const Status health = engine.health();
+  Status health = engine.health();
   server.stop(health.ok() ? args.shutdown_timeout : 0);
-  return health;
+  return report_failure(m, health);
 }
 
 }  // namespace

@@ -13,12 +13,9 @@ namespace {
 // The ranks behind an EpMoe, as the engine sees them.
 class EpPeers : public StepPeers {
  public:
-  EpPeers(EpGroup* group, int64_t rank, const EpMoe* moe)
-      : group_(group), rank_(rank), moe_(moe) {}
+  EpPeers(EpGroup* group, int64_t rank, const EpMoe* moe) : group_(group), rank_(rank), moe_(moe) {}
   bool waiting() const override { return moe_->peer_waits(); }
-  void on_change(std::function<void()> call) override {
-    group_->on_ring(rank_, std::move(call));
-  }
+  void on_change(std::function<void()> call) override { group_->on_ring(rank_, std::move(call)); }
 
  private:
   EpGroup* group_;
@@ -148,6 +145,9 @@ Result<std::unique_ptr<CpuExecutor>> CpuExecutor::create(
     impl->peers = std::make_unique<EpPeers>(options.ep, rank.ep_rank, ep_moe.get());
     impl->moe = std::move(ep_moe);
   } else if (moe == nullptr) {
+    if (rank.ep_size != 1) {
+      return invalid_argument("ep_size ", rank.ep_size, " without an expert-parallel group");
+    }
     K3_ASSIGN_OR_RETURN(impl->moe, LocalMoe::create(&impl->weights, impl->pool.get(), impl->kernels,
                                                     options.policy, options.max_rows));
   } else {
@@ -183,6 +183,9 @@ std::vector<MemoryItem> CpuExecutor::memory() const {
     items.push_back(std::move(item));
   }
   items.push_back({"scratch", impl_->workspace->scratch_bytes()});
+  if (impl_->options.ep != nullptr) {
+    items.push_back({"expert-parallel slab", SlabLayout(impl_->options.ep->shape()).bytes});
+  }
   return items;
 }
 
@@ -227,12 +230,10 @@ Status CpuExecutor::step(const StepBatch& batch, StepResult* result) {
 }
 
 std::string CpuExecutor::description() const {
-  return cat("cpu isa=", impl_->kernels->name,
-             " numerics=", numerics_name(impl_->options.policy.numerics),
-             " threads=", impl_->pool->num_threads(),
-             impl_->rank.ep_size > 1
-                 ? cat(" rank=", impl_->rank.ep_rank, "/", impl_->rank.ep_size)
-                 : "");
+  return cat(
+      "cpu isa=", impl_->kernels->name, " numerics=", numerics_name(impl_->options.policy.numerics),
+      " threads=", impl_->pool->num_threads(),
+      impl_->rank.ep_size > 1 ? cat(" rank=", impl_->rank.ep_rank, "/", impl_->rank.ep_size) : "");
 }
 
 StepPeers* CpuExecutor::peers() { return impl_->peers.get(); }

@@ -32,10 +32,10 @@ Result<std::unique_ptr<EpMoe>> EpMoe::create(const ModelWeights* weights, Thread
   moe->ids_.resize(static_cast<size_t>(rows * s.top_k));
   moe->inbox_.resize(static_cast<size_t>(rows));
   moe->first_.resize(static_cast<size_t>(s.world + 1));
+  moe->sent_back_.reserve(static_cast<size_t>(s.max_rows * s.top_k));
   K3_RETURN_IF_ERROR(moe->out_.allocate("expert outputs", rows * s.top_k * s.latent));
-  K3_RETURN_IF_ERROR(
-      moe->experts_.init(weights, pool, kernels, policy,
-                         rows * std::min(s.top_k, weights->num_local_experts)));
+  K3_RETURN_IF_ERROR(moe->experts_.init(weights, pool, kernels, policy,
+                                        rows * std::min(s.top_k, weights->num_local_experts)));
   return moe;
 }
 
@@ -61,8 +61,8 @@ Status EpMoe::run(const MoeCall& call) {
       if (group_->failed()) return group_->failure();
       if (!in_time) {
         return lose({ErrorCode::kRankLost,
-                     cat("rank ", rank, ", layer ", call.layer, ", call ", generation_,
-                         ": no ", ep_phase_name(protocol.phase()), " from rank ", peer, " within ",
+                     cat("rank ", rank, ", layer ", call.layer, ", call ", generation_, ": no ",
+                         ep_phase_name(protocol.phase()), " from rank ", peer, " within ",
                          group_->timeout_seconds(), " s")});
       }
     }
@@ -93,15 +93,15 @@ bool EpMoe::peer_waits() const {
 // cost its place in the slab: there is none (live_rows counts real rows only).
 void EpMoe::write_dispatch(int64_t peer) {
   const int64_t top_k = group_->shape().top_k, latent = group_->shape().latent;
-  Slab& slab = group_->slab(peer);
+  Slab& slab = group_->window(topology_.rank, peer);
   int32_t* row_ids = slab.row_ids(topology_.rank);
   int32_t* topk_ids = slab.topk_ids(topology_.rank);
   float* latents = slab.latents(topology_.rank);
   int64_t sent = 0;
   for (int64_t row = 0; row < call_.live_rows; ++row) {
     const int32_t* ids = call_.topk_ids + row * top_k;
-    const bool wanted = std::any_of(
-        ids, ids + top_k, [&](int32_t e) { return topology_.owner(e) == peer; });
+    const bool wanted =
+        std::any_of(ids, ids + top_k, [&](int32_t e) { return topology_.owner(e) == peer; });
     if (!wanted) continue;
     row_ids[sent] = static_cast<int32_t>(row);
     std::copy(ids, ids + top_k, topk_ids + sent * top_k);
@@ -115,8 +115,7 @@ void EpMoe::write_dispatch(int64_t peer) {
 }
 
 void EpMoe::publish_dispatch(int64_t peer, uint64_t generation) {
-  group_->slab(peer).flags(topology_.rank).dispatched.store(generation, std::memory_order_release);
-  group_->ring(peer);
+  group_->publish_dispatch(topology_.rank, peer, generation);
 }
 
 uint64_t EpMoe::dispatch_seen(int64_t peer) const {
@@ -147,22 +146,24 @@ void EpMoe::compute() {
 void EpMoe::write_return(int64_t peer) {
   const SlabShape& s = group_->shape();
   const int32_t* row_ids = group_->slab(topology_.rank).row_ids(peer);
-  float* returned = group_->slab(peer).returned();
+  float* returned = group_->window(topology_.rank, peer).returned();
+  sent_back_.clear();
   const int64_t first = first_[static_cast<size_t>(peer)];
   const int64_t end = first_[static_cast<size_t>(peer + 1)];
   for (int64_t r = first; r < end; ++r) {
     for (int64_t slot = 0; slot < s.top_k; ++slot) {
       const int64_t from = r * s.top_k + slot;
       if (topology_.owner(ids_[static_cast<size_t>(from)]) != topology_.rank) continue;
+      const int64_t to = row_ids[r - first] * s.top_k + slot;
       const float* y = out_.data() + from * s.latent;
-      std::copy(y, y + s.latent, returned + (row_ids[r - first] * s.top_k + slot) * s.latent);
+      std::copy(y, y + s.latent, returned + to * s.latent);
+      sent_back_.push_back(static_cast<int32_t>(to));
     }
   }
 }
 
 void EpMoe::publish_return(int64_t peer, uint64_t generation) {
-  group_->slab(peer).flags(topology_.rank).returned.store(generation, std::memory_order_release);
-  group_->ring(peer);
+  group_->publish_return(topology_.rank, peer, generation, sent_back_);
 }
 
 uint64_t EpMoe::return_seen(int64_t peer) const {

@@ -21,9 +21,9 @@ class EpMoe : public MegaMoe {
                                                const Kernels* kernels, NumericsPolicy policy,
                                                EpGroup* group, int64_t rank);
 
-  // Every rank makes the same calls in the same order. kRankLost, naming rank, layer and phase, when
-  // a peer does not follow within the group's timeout, or follows at another layer; the group is
-  // then lost for all.
+  // Every rank makes the same calls in the same order. kRankLost, naming rank, layer and phase,
+  // when a peer does not follow within the group's timeout, or follows at another layer; the group
+  // is then lost for all.
   Status run(const MoeCall& call) override;
 
   // A peer has begun a call that this rank has not: it must step, with live rows or without.
@@ -57,10 +57,11 @@ class EpMoe : public MegaMoe {
   MoeCall call_;
   ExpertCompute experts_;
   ExpertRoutes routes_;
-  std::vector<int32_t> ids_;      // top-k ids of all rows received, by rank
-  std::vector<int32_t> inbox_;    // where in the slab's latents each of them lies
-  std::vector<int64_t> first_;    // first row of each rank in the two above
-  Buffer<float> out_;             // [row received][top_k][latent]
+  std::vector<int32_t> ids_;        // top-k ids of all rows received, by rank
+  std::vector<int32_t> inbox_;      // where in the slab's latents each of them lies
+  std::vector<int64_t> first_;      // first row of each rank in the two above
+  std::vector<int32_t> sent_back_;  // assignments of the last write_return
+  Buffer<float> out_;               // [row received][top_k][latent]
 };
 
 }  // namespace k3

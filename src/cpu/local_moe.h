@@ -1,5 +1,5 @@
-// The MegaMoE contract where every expert is local: gather rows by expert, W1/W3 and situ, W2,
-// combine in slot order.
+// The MegaMoE contract where every expert is in this process: gather rows by expert, W1/W3 and
+// situ, W2, combine in slot order.
 #pragma once
 
 #include <memory>

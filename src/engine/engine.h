@@ -78,8 +78,8 @@ class Engine {
   // has been finished with it, and every later step returns it.
   Result<bool> step();
 
-  // An executor step without rows, for peers that step while this rank has nothing to run (docs/ep.md).
-  // Errors are fatal, as step()'s.
+  // An executor step without rows, for peers that step while this rank has nothing to run
+  // (docs/ep.md). Errors are fatal, as step()'s.
   Status pad();
 
   // Ends every queued and running request with `error`, or with kCancelled.

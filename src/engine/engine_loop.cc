@@ -6,21 +6,24 @@
 #include <mutex>
 #include <thread>
 #include <utility>
-#include <variant>
 #include <vector>
 
 namespace k3 {
 namespace {
 
-struct Submit {
+struct Submission {
   RequestId id;
   Request request;
   double at;
 };
-struct Cancel {
-  RequestId id;
+
+// What other threads have asked for since the engine's thread last looked. A request's cancellation
+// always comes after its submission, so submissions first, cancellations second keeps the order.
+struct Inbox {
+  std::vector<Submission> submissions;
+  std::vector<RequestId> cancellations;
+  bool empty() const { return submissions.empty() && cancellations.empty(); }
 };
-using Command = std::variant<Submit, Cancel>;
 
 }  // namespace
 
@@ -40,7 +43,7 @@ struct EngineLoop::Impl {
   }
 
   void run();
-  void apply(std::vector<Command> commands);
+  void apply(Inbox asked);
   void publish(bool now_idle, const Status& status);
   Status refusal() const;  // with mutex held
 
@@ -50,10 +53,10 @@ struct EngineLoop::Impl {
   StepPeers* const peers;  // null: none
 
   mutable std::mutex mutex;
-  std::condition_variable wake;     // the engine's thread: commands, or stop
+  std::condition_variable wake;     // the engine's thread: inbox, or stop
   std::condition_variable settled;  // drain: idle
   // All below under the mutex.
-  std::vector<Command> inbox;
+  Inbox inbox;
   int64_t unpublished = 0;  // submissions not yet counted in `published`
   int64_t in_apply = 0;     // of those, taken from the inbox
   RequestId last_id = 0;
@@ -68,7 +71,7 @@ struct EngineLoop::Impl {
 void EngineLoop::Impl::run() {
   bool work_left = false, health_ok = true;
   for (;;) {
-    std::vector<Command> commands;
+    Inbox asked;
     bool cancel_rest = false;
     {
       std::unique_lock lock(mutex);
@@ -76,17 +79,17 @@ void EngineLoop::Impl::run() {
         return work_left || stop || cancel_all || !inbox.empty() ||
                (peers != nullptr && health.ok() && peers->waiting());
       });
-      commands.swap(inbox);
+      std::swap(asked, inbox);
       in_apply = unpublished;
       cancel_rest = std::exchange(cancel_all, false) || stop;
     }
-    apply(std::move(commands));
+    apply(std::move(asked));
     if (cancel_rest) engine.cancel_all();
     engine.admit();
     publish(false, {});
 
-    // A rank with nothing to run steps for those that wait for it, and for nobody else: when the whole
-    // group is idle, no rank makes a call.
+    // A rank with nothing to run steps for those that wait for it, and for nobody else: when the
+    // whole group is idle, no rank makes a call.
     const EngineStats before = engine.stats();
     const bool idle_rank = before.running == 0 && before.waiting == 0;
     Result<bool> result = false;
@@ -103,14 +106,9 @@ void EngineLoop::Impl::run() {
   }
 }
 
-void EngineLoop::Impl::apply(std::vector<Command> commands) {
-  for (Command& command : commands) {
-    if (auto* submit = std::get_if<Submit>(&command)) {
-      engine.enqueue(submit->id, std::move(submit->request), submit->at);
-    } else {
-      engine.cancel(std::get<Cancel>(command).id);
-    }
-  }
+void EngineLoop::Impl::apply(Inbox asked) {
+  for (Submission& s : asked.submissions) engine.enqueue(s.id, std::move(s.request), s.at);
+  for (RequestId id : asked.cancellations) engine.cancel(id);
 }
 
 void EngineLoop::Impl::publish(bool now_idle, const Status& status) {
@@ -164,7 +162,7 @@ Result<RequestId> EngineLoop::submit(Request request) {
                                                  " requests are waiting; try again later"));
     }
     id = ++impl_->last_id;
-    impl_->inbox.push_back(Submit{id, std::move(request), now});
+    impl_->inbox.submissions.push_back({id, std::move(request), now});
     ++impl_->unpublished;
     impl_->idle = false;
   }
@@ -175,7 +173,7 @@ Result<RequestId> EngineLoop::submit(Request request) {
 void EngineLoop::cancel(RequestId id) {
   {
     std::lock_guard lock(impl_->mutex);
-    impl_->inbox.push_back(Cancel{id});
+    impl_->inbox.cancellations.push_back(id);
   }
   impl_->wake.notify_one();
 }

@@ -1,7 +1,7 @@
 // A thread around Engine: any thread may submit and cancel; sinks run on the engine's thread, where
 // they may call EngineLoop::cancel and stats but must not wait for the loop (drain, destructor).
-// The thread sleeps while there is nothing to do; where the executor has peers (Executor::peers), it
-// also wakes for each step that a peer begins and pads.
+// The thread sleeps while there is nothing to do; where the executor has peers (Executor::peers),
+// it also wakes for each step that a peer begins and pads.
 #pragma once
 
 #include <memory>

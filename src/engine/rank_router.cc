@@ -5,11 +5,7 @@
 
 namespace k3 {
 
-RankRouter::RankRouter(const std::vector<Executor*>& executors, const EngineOptions& options) {
-  for (Executor* executor : executors) {
-    loops_.push_back(std::make_unique<EngineLoop>(executor, options));
-  }
-}
+RankRouter::RankRouter(std::vector<std::unique_ptr<FrontEnd>> ranks) : ranks_(std::move(ranks)) {}
 
 RankRouter::~RankRouter() { drain(0); }
 
@@ -17,7 +13,7 @@ Status RankRouter::validate(const Request& request) const {
   if (request.rank < -1 || request.rank >= size()) {
     return invalid_argument("rank ", request.rank, ": expected -1 (any) to ", size() - 1);
   }
-  return loops_[request.rank < 0 ? 0 : static_cast<size_t>(request.rank)]->validate(request);
+  return ranks_[request.rank < 0 ? 0 : static_cast<size_t>(request.rank)]->validate(request);
 }
 
 // Ids: rank r numbers its n-th request n; here it is n * size + r.
@@ -27,28 +23,28 @@ Result<RequestId> RankRouter::submit(Request request) {
   auto rank = static_cast<size_t>(request.rank);
   if (request.rank < 0) {
     int64_t least = -1;
-    for (size_t i = 0; i < loops_.size(); ++i) {
-      const size_t r = (next_ + i) % loops_.size();
-      const EngineStats s = loops_[r]->stats();
+    for (size_t i = 0; i < ranks_.size(); ++i) {
+      const size_t r = (next_ + i) % ranks_.size();
+      const EngineStats s = ranks_[r]->stats();
       if (least >= 0 && s.running + s.waiting >= least) continue;
       least = s.running + s.waiting;
       rank = r;
     }
-    next_ = (rank + 1) % loops_.size();
+    next_ = (rank + 1) % ranks_.size();
   }
-  K3_ASSIGN_OR_RETURN(const RequestId id, loops_[rank]->submit(std::move(request)));
+  K3_ASSIGN_OR_RETURN(const RequestId id, ranks_[rank]->submit(std::move(request)));
   return id * static_cast<RequestId>(size()) + rank;
 }
 
 void RankRouter::cancel(RequestId id) {
   const auto n = static_cast<RequestId>(size());
-  loops_[id % n]->cancel(id / n);
+  ranks_[id % n]->cancel(id / n);
 }
 
 EngineStats RankRouter::stats() const {
   EngineStats sum;
-  for (const auto& loop : loops_) {
-    const EngineStats s = loop->stats();
+  for (const auto& rank : ranks_) {
+    const EngineStats s = rank->stats();
     sum.running += s.running;
     sum.waiting += s.waiting;
     sum.slots_free += s.slots_free;
@@ -65,20 +61,20 @@ EngineStats RankRouter::stats() const {
   return sum;
 }
 
-const EngineOptions& RankRouter::options() const { return loops_.front()->options(); }
+const EngineOptions& RankRouter::options() const { return ranks_.front()->options(); }
 
 bool RankRouter::drain(double seconds) {
   const auto start = std::chrono::steady_clock::now();
   bool clean = true;
-  for (const auto& loop : loops_) {
+  for (const auto& rank : ranks_) {
     const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
-    clean = loop->drain(seconds - spent.count()) && clean;
+    clean = rank->drain(seconds - spent.count()) && clean;
   }
   return clean;
 }
 
 Status RankRouter::health() const {
-  for (const auto& loop : loops_) K3_RETURN_IF_ERROR(loop->health());
+  for (const auto& rank : ranks_) K3_RETURN_IF_ERROR(rank->health());
   return {};
 }
 

@@ -1,19 +1,19 @@
-// Requests over ranks: one EngineLoop for each rank's executor, each request to the least loaded of
-// them or to the one it is pinned to. No rank knows of another's requests.
+// Requests over ranks: each request goes to the least loaded of them or to the one it is pinned to.
+// No rank knows of another's requests.
 #pragma once
 
 #include <memory>
 #include <mutex>
 #include <vector>
 
-#include "engine/engine_loop.h"
+#include "engine/front_end.h"
 
 namespace k3 {
 
 class RankRouter : public FrontEnd {
  public:
-  // At least one executor; all must outlive the router.
-  RankRouter(const std::vector<Executor*>& executors, const EngineOptions& options);
+  // At least one rank, in order: an EngineLoop in this process or a RemoteRank.
+  explicit RankRouter(std::vector<std::unique_ptr<FrontEnd>> ranks);
   // Drains every rank before the first stops: as long as one steps, all must.
   ~RankRouter() override;
 
@@ -26,11 +26,11 @@ class RankRouter : public FrontEnd {
   bool drain(double seconds) override;
   Status health() const override;  // the first rank's that is not ok
 
-  EngineStats rank_stats(int rank) const { return loops_[static_cast<size_t>(rank)]->stats(); }
+  EngineStats rank_stats(int rank) const { return ranks_[static_cast<size_t>(rank)]->stats(); }
 
  private:
-  int64_t size() const { return static_cast<int64_t>(loops_.size()); }
-  std::vector<std::unique_ptr<EngineLoop>> loops_;
+  int64_t size() const { return static_cast<int64_t>(ranks_.size()); }
+  std::vector<std::unique_ptr<FrontEnd>> ranks_;
   std::mutex choice_;  // one choice at a time, so that two requests do not see the same idle rank
   size_t next_ = 0;    // ties go round
 };

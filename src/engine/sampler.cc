@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "engine/counter_rng.h"
+#include "engine/exp.h"
 
 namespace k3 {
 namespace {
@@ -151,13 +152,13 @@ void Sampler::keep_nucleus(double top_p, double total) {
   const double target = top_p * total;
   // Tokens this light weigh less than (1 - p) in all, so none of them can be kept; dropping them
   // first leaves a handful on a peaked distribution. Halved against rounding.
-  const double light = 0.5 * (total - target) / static_cast<double>(weighted_.size());
+  const double light = 0.5 * (total - target) / static_cast<double>(candidates_.size());
   nucleus_.clear();
-  for (const Weighted& w : weighted_) {
-    if (w.weight > light) nucleus_.push_back(w);
+  for (size_t i = 0; i < candidates_.size(); ++i) {
+    if (weights_[i] > light) nucleus_.push_back({weights_[i], candidates_[i]});
   }
   const auto heavier = [](const Weighted& a, const Weighted& b) {
-    return better({a.logit, a.id}, {b.logit, b.id});
+    return better(a.candidate, b.candidate);
   };
   // Quickselect by mass: [0, lo) is kept, [hi, end) is dropped, `above` is the mass of [0, lo).
   auto lo = nucleus_.begin(), hi = nucleus_.end();
@@ -175,12 +176,19 @@ void Sampler::keep_nucleus(double top_p, double total) {
     }
   }
   std::sort(lo, hi, heavier);
-  Weighted last = *lo;
+  Candidate last = lo->candidate;
   for (; lo != hi && above < target; ++lo) {
-    last = *lo;
+    last = lo->candidate;
     above += lo->weight;
   }
-  std::erase_if(weighted_, [&](const Weighted& w) { return heavier(last, w); });
+  size_t kept = 0;
+  for (size_t i = 0; i < candidates_.size(); ++i) {
+    if (better(last, candidates_[i])) continue;
+    candidates_[kept] = candidates_[i];
+    weights_[kept++] = weights_[i];
+  }
+  candidates_.resize(kept);
+  weights_.resize(kept);
 }
 
 int32_t Sampler::draw(std::span<const float> logits, float max, const SamplerState& state) {
@@ -198,46 +206,51 @@ int32_t Sampler::draw(std::span<const float> logits, float max, const SamplerSta
     gather(logits, floor);
   }
 
-  weighted_.clear();
-  double total = 0;
-  for (const Candidate& c : candidates_) {
-    const double weight =
-        std::exp((static_cast<double>(c.logit) - static_cast<double>(max)) / temperature);
-    weighted_.push_back({weight, c.logit, c.id});
-    total += weight;
+  weights_.resize(candidates_.size());
+  for (size_t i = 0; i < candidates_.size(); ++i) {  // kNegligible or more
+    weights_[i] =
+        (static_cast<double>(candidates_[i].logit) - static_cast<double>(max)) / temperature;
   }
+  for (double& w : weights_) w = exp_nonpositive(w);
+  double total = 0;
+  for (double weight : weights_) total += weight;
   if (params.top_p < 1.0f) {
     keep_nucleus(params.top_p, total);
     total = 0;
-    for (const Weighted& w : weighted_) total += w.weight;
+    for (double weight : weights_) total += weight;
   }
 
   // Inverse of the distribution function in id order.
   const double target =
       counter_uniform(state.seed(), static_cast<uint64_t>(state.num_output())) * total;
   double below = 0;
-  for (const Weighted& w : weighted_) {
-    below += w.weight;
-    if (below > target) return w.id;
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    below += weights_[i];
+    if (below > target) return candidates_[i].id;
   }
-  return weighted_.back().id;  // u * total rounded up to total
+  return candidates_.back().id;  // u * total rounded up to total
 }
 
 void Sampler::fill_logprobs(std::span<const float> logits, float max, int32_t n, Sample* out) {
   const double top = max;
+  weights_.resize(logits.size());
+  for (size_t i = 0; i < logits.size(); ++i) {
+    weights_[i] = std::max(static_cast<double>(logits[i]) - top, kExpFloor);
+  }
+  for (double& w : weights_) w = exp_nonpositive(w);
   double sum = 0;
-  for (float x : logits) sum += std::exp(static_cast<double>(x) - top);
+  for (double weight : weights_) sum += weight;
   const double log_sum = std::log(sum);
   const auto logprob = [&](float x) {
     return static_cast<float>(static_cast<double>(x) - top - log_sum);
   };
 
   const float chosen = logits[static_cast<size_t>(out->token)];
+  // Equal tokens before it in id order rank before it.
+  const size_t at = static_cast<size_t>(out->token);
   int32_t rank = 1;
-  for (size_t i = 0; i < logits.size(); ++i) {
-    rank += static_cast<int32_t>(logits[i] > chosen) |
-            static_cast<int32_t>(logits[i] == chosen && static_cast<int32_t>(i) < out->token);
-  }
+  for (size_t i = 0; i < at; ++i) rank += logits[i] >= chosen ? 1 : 0;
+  for (size_t i = at + 1; i < logits.size(); ++i) rank += logits[i] > chosen ? 1 : 0;
   out->chosen = {out->token, logprob(chosen), rank};
 
   select_top(logits, -kInf, n);

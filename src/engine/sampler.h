@@ -69,8 +69,7 @@ class Sampler {
   };
   struct Weighted {
     double weight;
-    float logit;
-    int32_t id;
+    Candidate candidate;
   };
   static bool better(const Candidate& a, const Candidate& b) {
     return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
@@ -81,13 +80,15 @@ class Sampler {
   // The k best of those, unsorted, without sorting or copying the vocabulary.
   void select_top(std::span<const float> logits, double floor, int64_t k);
   int32_t draw(std::span<const float> logits, float max, const SamplerState& state);
-  // Weight-based selection of the top_p nucleus of weighted_ (total mass `total`); keeps id order.
+  // Cuts candidates_ and weights_ (total mass `total`) to the top_p nucleus, in the order they are
+  // in.
   void keep_nucleus(double top_p, double total);
   void fill_logprobs(std::span<const float> logits, float max, int32_t n, Sample* out);
 
   std::vector<float> edited_;
   std::vector<Candidate> candidates_;
-  std::vector<Weighted> weighted_, nucleus_;
+  std::vector<double> weights_;  // of candidates_, relative to the best token
+  std::vector<Weighted> nucleus_;
   std::vector<TokenLogprob> top_;
 };
 

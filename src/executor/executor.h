@@ -81,8 +81,8 @@ class StepPeers {
   // A peer has begun a step that this rank has not: it must step too, with an empty batch if it has
   // nothing of its own. Any thread.
   virtual bool waiting() const = 0;
-  // `call` runs on a peer's thread whenever waiting() may have become true; it must not block. Empty:
-  // nobody listens any more, and no call is in progress when this returns.
+  // `call` runs on a peer's thread whenever waiting() may have become true; it must not block.
+  // Empty: nobody listens any more, and no call is in progress when this returns.
   virtual void on_change(std::function<void()> call) = 0;
 };
 

@@ -2,13 +2,15 @@
 // for one peer. The order below is the whole argument why one slab per rank is enough (docs/ep.md):
 //   * section [r] of p's inbox is written again only after p's return of the call before, which p
 //     publishes when it has read the inbox;
-//   * p writes into r's `returned` again only after r's next dispatch, which r publishes when it has
+//   * p writes into r's `returned` again only after r's next dispatch, which r publishes when it
+//   has
 //     combined.
 // The class holds no memory and no atomics: a Port supplies them. The executor's port is in
 // cpu/ep_moe.cc, the port of tests/moe/ explores every interleaving.
 //
 // Port: write_dispatch(peer), publish_dispatch(peer, gen), dispatch_seen(peer) -> gen,
-//       compute(), write_return(peer), publish_return(peer, gen), return_seen(peer) -> gen, combine().
+//       compute(), write_return(peer), publish_return(peer, gen), return_seen(peer) -> gen,
+//       combine().
 #pragma once
 
 #include <cstdint>

@@ -4,16 +4,9 @@
 
 namespace k3 {
 
-Result<std::unique_ptr<EpGroup>> EpGroup::create(const SlabShape& shape, double timeout_seconds) {
-  std::unique_ptr<EpGroup> group(new EpGroup);
-  group->shape_ = shape;
-  group->timeout_seconds_ = timeout_seconds;
-  for (int64_t r = 0; r < shape.world; ++r) {
-    K3_ASSIGN_OR_RETURN(std::unique_ptr<Slab> slab, Slab::create(shape));
-    group->slabs_.push_back(std::move(slab));
-    group->doors_.push_back(std::make_unique<Door>());
-  }
-  return group;
+EpGroup::EpGroup(const SlabShape& shape, double timeout_seconds)
+    : shape_(shape), timeout_seconds_(timeout_seconds) {
+  for (int64_t r = 0; r < shape.world; ++r) doors_.push_back(std::make_unique<Door>());
 }
 
 void EpGroup::ring(int64_t rank) {
@@ -42,6 +35,27 @@ void EpGroup::fail(const Status& status) {
 Status EpGroup::failure() const {
   std::lock_guard lock(failure_mutex_);
   return failure_;
+}
+
+Result<std::unique_ptr<ThreadGroup>> ThreadGroup::create(const SlabShape& shape,
+                                                         double timeout_seconds) {
+  std::unique_ptr<ThreadGroup> group(new ThreadGroup(shape, timeout_seconds));
+  for (int64_t r = 0; r < shape.world; ++r) {
+    K3_ASSIGN_OR_RETURN(std::unique_ptr<Slab> slab, Slab::create(shape));
+    group->slabs_.push_back(std::move(slab));
+  }
+  return group;
+}
+
+void ThreadGroup::publish_dispatch(int64_t from, int64_t to, uint64_t generation) {
+  slab(to).flags(from).dispatched.store(generation, std::memory_order_release);
+  ring(to);
+}
+
+void ThreadGroup::publish_return(int64_t from, int64_t to, uint64_t generation,
+                                 std::span<const int32_t> /*written in place*/) {
+  slab(to).flags(from).returned.store(generation, std::memory_order_release);
+  ring(to);
 }
 
 }  // namespace k3

@@ -1,6 +1,6 @@
-// The memory of one rank that its peers write: the one authority for its layout. Offsets follow from
-// the shape alone, so every rank computes every peer's addresses without asking, and all of it is
-// sized for the most rows the protocol allows, so nothing is allocated in a step.
+// The memory of one rank that its peers write: the one authority for its layout. Offsets follow
+// from the shape alone, so every rank computes every peer's addresses without asking, and all of it
+// is sized for the most rows the protocol allows, so nothing is allocated in a step.
 //
 //   flags    [world]                       dispatch and return generation of each peer, a line each
 //   headers  [world]                       what the peer's dispatch holds
@@ -9,8 +9,8 @@
 //   latents  [world][max_rows][latent]     f32
 //   returned [max_rows][top_k][latent]     f32: expert outputs for this rank's own rows
 //
-// Who writes: section [r] of the first five is rank r's alone; a (row, slot) of `returned` is written
-// by the owner of the expert in that slot alone. When: docs/ep.md.
+// Who writes: section [r] of the first five is rank r's alone; a (row, slot) of `returned` is
+// written by the owner of the expert in that slot alone. When: docs/ep.md.
 #pragma once
 
 #include <atomic>
@@ -70,13 +70,13 @@ class Slab {
     const auto bytes = static_cast<size_t>(slab->layout_.bytes + 64);
     slab->memory_.reset(static_cast<std::byte*>(std::calloc(bytes, 1)));
     if (!slab->memory_) {
-      return Status(ErrorCode::kMemory, cat("expert-parallel slab: cannot allocate ", bytes,
-                                            " bytes"));
+      return Status(ErrorCode::kMemory,
+                    cat("expert-parallel slab: cannot allocate ", bytes, " bytes"));
     }
     void* p = slab->memory_.get();
     size_t room = bytes;
-    slab->base_ = static_cast<std::byte*>(
-        std::align(64, static_cast<size_t>(slab->layout_.bytes), p, room));
+    slab->base_ =
+        static_cast<std::byte*>(std::align(64, static_cast<size_t>(slab->layout_.bytes), p, room));
     for (int64_t r = 0; r < shape.world; ++r) {
       new (slab->base_ + slab->layout_.flags + r * static_cast<int64_t>(sizeof(SlabFlags)))
           SlabFlags;

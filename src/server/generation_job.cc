@@ -10,8 +10,14 @@ namespace k3 {
 class GenerationJob::Sink : public TokenSink {
  public:
   Sink(std::shared_ptr<GenerationJob> job, size_t index) : job_(std::move(job)), index_(index) {}
-  bool on_token(const TokenOutput& token) override { return job_->on_token(index_, token); }
-  void on_finish(const FinishInfo& info) override { job_->on_finish(index_, info); }
+  bool on_token(const TokenOutput& token) override {
+    std::lock_guard lock(job_->choices_mutex_);
+    return job_->on_token(index_, token);
+  }
+  void on_finish(const FinishInfo& info) override {
+    std::lock_guard lock(job_->choices_mutex_);
+    job_->on_finish(index_, info);
+  }
 
  private:
   const std::shared_ptr<GenerationJob> job_;
@@ -51,6 +57,7 @@ void GenerationJob::start() {
     request.sampling = spec_.sampling;
     request.sampling.max_tokens = prompt.max_tokens;
     request.sampling.seed = seed_of_choice(spec_.sampling, static_cast<int64_t>(index % n));
+    request.rank = spec_.rank;
     return request;
   };
   // All are checked before any runs.
@@ -60,7 +67,9 @@ void GenerationJob::start() {
       return exchange_->reply_error(to_api_error(status));
     }
   }
-  exchange_->on_disconnect([weak = weak_from_this()](bool slow) {
+  // The job may be over before the IO thread says so: what is counted does not depend on it.
+  exchange_->on_disconnect([weak = weak_from_this(), metrics = metrics_](bool slow) {
+    ++(slow ? metrics->slow_readers : metrics->disconnects);
     if (auto job = weak.lock()) job->gone(slow);
   });
   for (size_t i = 0; i < choices_.size() && !dead_; ++i) {
@@ -86,7 +95,7 @@ void GenerationJob::start() {
     if (early.empty() || dead_) return;
     if (!begun_) exchange_->begin_events();
     begun_ = true;
-    if (!exchange_->write(std::move(early))) dead_ = true;
+    if (!exchange_->write(std::move(early))) too_slow();
     if (ended_) exchange_->end();
   }
 }
@@ -189,7 +198,13 @@ void GenerationJob::send_frames(std::string frames) {
   }
   if (!begun_) exchange_->begin_events();
   begun_ = true;
-  if (!exchange_->write(std::move(frames))) dead_ = true;
+  if (!exchange_->write(std::move(frames))) too_slow();
+}
+
+// With mutex_ held: the client is so far behind that its connection was closed.
+void GenerationJob::too_slow() {
+  dead_ = true;
+  why_dead_ = "slow_client";
 }
 
 void GenerationJob::fail(const ApiError& error) {
@@ -214,7 +229,6 @@ void GenerationJob::gone(bool slow) {
     dead_ = true;
     why_dead_ = slow ? "slow_client" : "disconnected";
   }
-  ++(slow ? metrics_->slow_readers : metrics_->disconnects);
   cancel_all();
 }
 

@@ -27,6 +27,7 @@ struct GenerationSpec {
   std::vector<Prompt> prompts;
   int64_t n = 1;
   SamplingParams sampling;  // max_tokens and seed are set per choice
+  int rank = -1;            // the rank to run it (the request's header); -1: the router chooses
   PipelineOptions pipeline;
   bool stream = false, include_usage = false, continuous_usage_stats = false;
 };
@@ -58,6 +59,7 @@ class GenerationJob : public std::enable_shared_from_this<GenerationJob> {
   void send_frames(std::string frames);
   void fail(const ApiError& error);
   void gone(bool slow);
+  void too_slow();
   void cancel_all();
   void complete();
   void log(const std::string& finish) const;
@@ -69,7 +71,8 @@ class GenerationJob : public std::enable_shared_from_this<GenerationJob> {
   const std::shared_ptr<Exchange> exchange_;
   const std::shared_ptr<Metrics> metrics_;
 
-  // Touched by the engine's thread alone once submitted.
+  // The engine's threads alone touch these once submitted: with several ranks, one at a time.
+  std::mutex choices_mutex_;
   std::vector<Choice> choices_;
   size_t finished_ = 0;
 

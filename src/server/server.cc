@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cctype>
+#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <ctime>
@@ -11,6 +12,7 @@
 #include <unordered_map>
 
 #include "server/exchange.h"
+#include "server/fields.h"
 #include "server/generation_job.h"
 #include "server/json_body.h"
 #include "server/metrics.h"
@@ -426,6 +428,16 @@ void Server::Impl::generate(const ExchangePtr& x, const ModelContext& model,
     }
   }
   GenerationSpec spec;
+  // vLLM's header for the same choice; which ranks there are, the router knows.
+  if (const std::string* pin = x->request().header("x-data-parallel-rank")) {
+    int rank = -1;
+    const auto [end, error] = std::from_chars(pin->data(), pin->data() + pin->size(), rank);
+    if (error != std::errc() || end != pin->data() + pin->size() || rank < 0) {
+      return x->reply_error(bad_field("X-data-parallel-rank", "X-data-parallel-rank: found ",
+                                      shown(Json(pin->substr(0, 40))), ", expected a rank"));
+    }
+    spec.rank = rank;
+  }
   spec.meta.id = random_id(chat ? "chatcmpl-" : "cmpl-");
   spec.meta.model = fields.model.empty() ? options.served_model_names[0] : fields.model;
   spec.meta.created = static_cast<int64_t>(std::time(nullptr));

@@ -135,8 +135,8 @@ Status check_message(const json& message, const std::string& path, Names* tool_n
   const json* tools = find_member(message, "tools");
   if (tools != nullptr) {
     if (!system) {
-      return invalid_argument(path, ".tools: not allowed in a ", *role,
-                              " message, expected in a system message or at the top level");
+      return invalid_argument(path, ".tools: not allowed with role ", *role,
+                              ", expected in a system message or at the top level");
     }
     K3_RETURN_IF_ERROR(check_tools(*tools, path + ".tools", tool_names));
   }
@@ -156,8 +156,8 @@ Status check_message(const json& message, const std::string& path, Names* tool_n
   const json* calls = find_member(message, "tool_calls");
   if (calls != nullptr) {
     if (!assistant) {
-      return invalid_argument(path, ".tool_calls: not allowed in a ", *role,
-                              " message, expected in an assistant message");
+      return invalid_argument(path, ".tool_calls: not allowed with role ", *role,
+                              ", expected in an assistant message");
     }
     K3_RETURN_IF_ERROR(check_tool_calls(*calls, path + ".tool_calls"));
   }

@@ -55,7 +55,8 @@ class Tokenizer {
   std::unique_ptr<Impl> impl_;
 };
 
-// Splits text into the pieces BPE works on (spec: docs/text.md#pre-tokeniser). Linear in the input.
+// Splits text into the pieces BPE works on, giant inputs sliced first as the reference slices them
+// (docs/text.md#pre-tokeniser, #slices). The pieces join to the text. Linear in the input.
 std::vector<std::string_view> pre_tokenize(std::string_view text);
 
 // Incremental, UTF-8-safe detokeniser: bytes in, complete characters out.

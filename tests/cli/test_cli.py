@@ -102,6 +102,8 @@ def test_bf16_policy_answers_too(k3):
         (["generate", "--model", NANO, "--prompt-file", "/no/such"], ["/no/such"]),
         (["synth", "--out", "/tmp/k3-none", "--preset", "k4"], ["k4"]),
         (["inspect", "--model", NANO, "--ep-size", "5"], ["5", "32"]),
+        (["logits", "--model", NANO, "--tokens", ROOT / "tests/data/oracle/prompt48.txt", "--out",
+          "/tmp/k3-none", "--ep-size", "5"], ["5", "32"]),
         (["bench", "--model", NANO, "--batch", "0"], ["--batch", "0"]),
     ],
 )
@@ -304,7 +306,8 @@ def test_logits_prefill_chunks_and_walk_have_the_same_bits(k3, tmp_path):
     ids = tmp_path / "ids"
     ids.write_text(" ".join(map(str, GOLDENS["teacher300"]["ids"][:80])) + "\n")
     outputs = []
-    for more in [[], ["--chunk", 7], ["--mode", "walk"], ["--threads", 1], ["--isa", "portable"]]:
+    for more in [[], ["--chunk", 7], ["--mode", "walk"], ["--threads", 1], ["--isa", "portable"],
+                 ["--ep-size", 2], ["--ep-size", 8], ["--ep-size", 4, "--mode", "walk"]]:
         out = tmp_path / "out"
         r = k3("logits", "-m", NANO, "--tokens", ids, "--out", out, *more)
         assert r.code == 0, r.err

@@ -1,6 +1,7 @@
 // Every interleaving of the real call protocol (moe/call_protocol.h) at small size, sequentially
-// consistent: the slab section a rank writes is never one that is still to be read, what it reads is
-// of its own generation, and no schedule ends in a deadlock. What memory ordering adds is TSan's part.
+// consistent: the slab section a rank writes is never one that is still to be read, what it reads
+// is of its own generation, and no schedule ends in a deadlock. What memory ordering adds is TSan's
+// part.
 #include "moe/call_protocol.h"
 
 #include <gtest/gtest.h>
@@ -78,7 +79,8 @@ class Explorer {
 
   Outcome run() {
     State s;
-    for (int64_t r = 0; r < world_; ++r) s.ranks.push_back({CallProtocol<ModelPort>(world_, r, 1), 1, 0});
+    for (int64_t r = 0; r < world_; ++r)
+      s.ranks.push_back({CallProtocol<ModelPort>(world_, r, 1), 1, 0});
     visit(s);
     return outcome_;
   }

@@ -373,9 +373,9 @@ TEST(ChatRefusal, NamesTheFieldOfABadTool) {
 TEST(ChatRefusal, ToolsBelongInSystemMessages) {
   const std::string tools = std::string(R"("tools": [)") + kTool + "]";
   EXPECT_THAT(error_of(R"({"messages": [{"role": "user", "content": "x", )" + tools + "}]}"),
-              HasSubstr("messages[0].tools: not allowed in a user message"));
+              HasSubstr("messages[0].tools: not allowed with role user"));
   EXPECT_THAT(error_of(R"({"messages": [{"role": "assistant", "content": "x", )" + tools + "}]}"),
-              HasSubstr("messages[0].tools: not allowed in a assistant message"));
+              HasSubstr("messages[0].tools: not allowed with role assistant"));
   EXPECT_THAT(error_of(R"({"messages": [{"role": "system", "content": "x", )" + tools + "}]}"),
               HasSubstr("messages[0].content: not empty"));
   EXPECT_THAT(error_of(R"({"messages": [{"role": "system", "content": [{"type": "text",

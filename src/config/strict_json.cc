@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/json_guard.h"
+
 namespace k3 {
 namespace {
 
@@ -104,6 +106,11 @@ class StrictBuilder : public nlohmann::json_sax<json> {
 }  // namespace
 
 Result<json> parse_strict_json(std::string_view text, const std::string& origin, int max_depth) {
+  if (const size_t at = json_forbidden_byte(text); at != std::string_view::npos) {
+    return checkpoint_error(origin, ": not JSON at byte ", at, ": ",
+                            at == 0 && text[0] != '\0' ? "a byte order mark" : "a NUL byte",
+                            ", expected UTF-8 text without either");
+  }
   StrictBuilder builder(max_depth);
   try {
     if (!json::sax_parse(text.begin(), text.end(), &builder)) {

@@ -1,18 +1,18 @@
 #include "server/generation_defaults.h"
 
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
+#include "config/strict_json.h"
 #include "server/fields.h"
 
 namespace k3 {
 
 Result<GenerationDefaults> parse_generation_defaults(std::string_view json,
                                                      const std::string& origin) {
-  const auto body = nlohmann::ordered_json::parse(json.begin(), json.end(), nullptr, false);
-  if (!body.is_object()) return checkpoint_error(origin, ": not a JSON object");
+  K3_ASSIGN_OR_RETURN(const nlohmann::json root, parse_strict_json(json, origin));
+  if (!root.is_object()) return checkpoint_error(origin, ": not a JSON object");
+  const nlohmann::ordered_json body(root);
   GenerationDefaults out;
   Fields fields(body);
   fields.number("temperature", 0, 2, &out.temperature);
@@ -31,11 +31,8 @@ Result<GenerationDefaults> load_generation_defaults(const std::string& model_dir
   const std::string path = model_dir + "/generation_config.json";
   std::error_code error;
   if (!std::filesystem::exists(path, error)) return GenerationDefaults{};
-  std::ifstream in(path);
-  std::ostringstream text;
-  text << in.rdbuf();
-  if (!in) return checkpoint_error(path, ": cannot be read");
-  return parse_generation_defaults(text.str(), path);
+  K3_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, 1 << 20));
+  return parse_generation_defaults(text, path);
 }
 
 }  // namespace k3

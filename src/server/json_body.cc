@@ -5,6 +5,8 @@
 #include <unordered_set>
 #include <vector>
 
+#include "core/json_guard.h"
+
 namespace k3 {
 namespace {
 
@@ -96,6 +98,10 @@ class Builder : public nlohmann::json_sax<Json> {
 }  // namespace
 
 std::optional<ApiError> parse_json_body(std::string_view text, Json* out) {
+  if (const size_t at = json_forbidden_byte(text); at != std::string_view::npos) {
+    return ApiError{400, cat("the body is not valid JSON (or not UTF-8) at byte ", at),
+                    "invalid_request_error", "", "invalid_json"};
+  }
   Builder builder(out);
   if (!Json::sax_parse(text.begin(), text.end(), &builder)) {
     return ApiError{400, builder.error(), "invalid_request_error", "", "invalid_json"};

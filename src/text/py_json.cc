@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/json_guard.h"
 #include "text/utf8.h"
 
 namespace k3 {
@@ -162,10 +163,8 @@ class Loader : public nlohmann::json_sax<json> {
   std::string key_;
 };
 
-// nlohmann's parser takes NUL for the end of its input and skips a byte order mark; neither is
-// JSON.
 bool may_be_json(std::string_view text) {
-  return text.find('\0') == std::string_view::npos && !text.starts_with("\xef\xbb\xbf");
+  return json_forbidden_byte(text) == std::string_view::npos;
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 
 #include "text/bpe.h"
 #include "text/pre_tokenizer.h"
+#include "text/py_json.h"
 
 namespace k3 {
 namespace {
@@ -195,9 +196,13 @@ Status Tokenizer::Impl::read_specials(std::string_view config, int64_t vocab_siz
         "tokenizer_config.json: this is a Git LFS pointer, not the file; fetch the real one "
         "(git lfs pull)");
   }
-  const json root = json::parse(config, nullptr, /*allow_exceptions=*/false);
-  if (root.is_discarded() || !root.is_object()) {
-    return checkpoint_error("tokenizer_config.json: not a JSON object");
+  const ParsedJson parsed = py_json_loads(config);
+  const json root(parsed.value);
+  if (parsed.kind != ParsedJson::Kind::kOk || !root.is_object()) {
+    return checkpoint_error("tokenizer_config.json: ",
+                            parsed.kind == ParsedJson::Kind::kTooDeep
+                                ? cat("nested deeper than ", kMaxJsonDepth, " levels")
+                                : std::string("not a JSON object"));
   }
   const int64_t slots = vocab_size - num_ranks;
   if (slots > kMaxSpecialSlots) {

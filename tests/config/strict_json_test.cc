@@ -29,6 +29,12 @@ TEST(StrictJson, DuplicateNamesAreRefusedAtAnyDepth) {
   EXPECT_EQ(error_of(R"({"a":{"a":1},"b":{"a":1}})"), "(accepted)");
 }
 
+TEST(StrictJson, NulAndByteOrderMarkAreNotJson) {
+  EXPECT_THAT(error_of(std::string("{}\0junk", 7)), HasSubstr("at byte 2: a NUL byte"));
+  EXPECT_THAT(error_of(std::string("{\"a\":\"\0\"}", 9)), HasSubstr("at byte 6: a NUL byte"));
+  EXPECT_THAT(error_of("\xef\xbb\xbf{}"), HasSubstr("at byte 0: a byte order mark"));
+}
+
 TEST(StrictJson, DepthBombsAreRefusedWithoutStack) {
   EXPECT_EQ(error_of("[[[]]]", 3), "(accepted)");
   EXPECT_THAT(error_of("[[[[]]]]", 3), HasSubstr("nested deeper than 3 levels"));

@@ -346,6 +346,9 @@ TEST(JsonBody, WhatIsNotOneGoodObjectIsRefusedWithoutRepeatingIt) {
                                         "{\"a\":\"\\ud800\"}",
                                         "{\"a\":'x'}",
                                         "{\"a\":01}",
+                                        "\xef\xbb\xbf{\"a\":1}",
+                                        std::string("{\"a\":1}\0secret", 14),
+                                        std::string("{\"a\":\"x\0\"}", 10),
                                         deep};
   for (const std::string& text : bad) {
     Json out;

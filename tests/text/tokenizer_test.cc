@@ -245,6 +245,8 @@ TEST(TokenizerFile, SpecialTokensMustFitTheirSlots) {
     const std::string message = error_of(ranks, config, size);
     EXPECT_NE(message.find(why), std::string::npos) << message;
   };
+  refused("\xef\xbb\xbf{}", "not a JSON object");
+  refused(std::string(1000, '['), "nested deeper than 128");
   refused("[]", "not a JSON object");
   refused("{", "not a JSON object");
   refused(R"({"added_tokens_decoder": []})", "expected an object");

@@ -45,9 +45,10 @@ for stage in "${stages[@]}"; do
       run_tests asan
       ;;
     tsan)
-      # What has threads: the pool, the engine and its loop, the server, and a step on several cores.
-      build tsan test_core test_engine test_server test_gates
-      TSAN_OPTIONS=halt_on_error=1 run_tests tsan -R '^(core|engine|server)[.]|^gates[.].*(Bitwise|StepContract)'
+      # What has threads: the pool, the engine and its loop, the server, ranks, a step on several cores.
+      build tsan test_core test_engine test_server test_cpu test_gates
+      TSAN_OPTIONS=halt_on_error=1 run_tests tsan -R \
+        '^(core|engine|server)[.]|^cpu[.]EpMoe|^gates[.].*(StepContract|EpFaults|Ep[.].*nano_f32_[24]|ThreadsChangeNothing/f32)'
       ;;
     fuzz)
       # Fixed seed, short: a regression run. The targets are part of the asan build.

@@ -1,10 +1,13 @@
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <thread>
 
 #include "cli/commands.h"
 #include "cli/load.h"
+#include "cli/ranks.h"
 #include "core/thread_pool.h"
 #include "version.h"
 
@@ -58,6 +61,7 @@ struct Measurement {
   double prefill_tokens_per_second = 0, ttft_seconds = 0;
   double decode_step_seconds = 0, decode_tokens_per_second = 0;
   int64_t decode_step_bytes = 0;
+  double wake_seconds = 0;  // what a step costs more after 20 ms in which no rank stepped
 };
 
 Result<Measurement> measure(Executor* executor, const BenchArgs& args, int64_t batch,
@@ -112,6 +116,23 @@ Result<Measurement> measure(Executor* executor, const BenchArgs& args, int64_t b
   }
   m.decode_step_seconds = median(seconds);
   m.decode_tokens_per_second = static_cast<double>(batch) / m.decode_step_seconds;
+  if (args.model.ep_size > 1) {
+    // The same short step each time: a new sequence of one token.
+    const auto step_seconds = [&](int pause_ms) -> Result<double> {
+      std::vector<double> each;
+      for (int i = 0; i < 15; ++i) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(pause_ms));
+        const double before = monotonic_seconds();
+        K3_RETURN_IF_ERROR(
+            executor->step({{{0, 0, {tokens[0].data(), 1}, pages[0], Logits::kLast}}}, &result));
+        each.push_back(monotonic_seconds() - before);
+      }
+      return median(each);
+    };
+    K3_ASSIGN_OR_RETURN(const double rested, step_seconds(20));
+    K3_ASSIGN_OR_RETURN(const double busy, step_seconds(0));
+    m.wake_seconds = rested - busy;
+  }
   return m;
 }
 
@@ -133,6 +154,8 @@ Status bench(const BenchArgs& args) {
   capacity.max_model_len = (longest + kPageTokens - 1) / kPageTokens * kPageTokens;
   capacity.max_num_batched_tokens = args.max_num_batched_tokens;
   K3_ASSIGN_OR_RETURN(LoadedModel model, load_model(args.model, capacity, false));
+  if (led_by_rank_0(model)) return follow_rank_0(model);
+  const auto others = idle_ranks(model);
   const int threads = args.model.threads > 0 ? args.model.threads : available_cores();
   const double ceiling = read_ceiling(threads);
   nlohmann::ordered_json report = {{"k3", kVersion},
@@ -159,12 +182,16 @@ Status bench(const BenchArgs& args) {
                                 {"decode_step_bytes", m.decode_step_bytes},
                                 {"decode_gb_s", rate / 1e9},
                                 {"ratio_to_ceiling", rate / ceiling}});
+      if (args.model.ep_size > 1) report["runs"].back()["wake_seconds"] = m.wake_seconds;
       if (!args.json) {
         std::printf("%6lld %8lld %14.1f %10.1f %12.3f %14.1f %12.1f %10.2f %7.0f%%\n",
                     static_cast<long long>(m.batch), static_cast<long long>(m.context),
                     m.prefill_tokens_per_second, m.ttft_seconds * 1e3, m.decode_step_seconds * 1e3,
                     m.decode_tokens_per_second, static_cast<double>(m.decode_step_bytes) / 1e6,
                     rate / 1e9, 100 * rate / ceiling);
+        if (args.model.ep_size > 1) {
+          std::printf("       waking the other ranks: %.3f ms\n", m.wake_seconds * 1e3);
+        }
         std::fflush(stdout);
       }
     }
@@ -182,6 +209,7 @@ void add_bench(CLI::App* app, int* exit_code) {
       "latents of the context. The ceiling is measured in the same run; a model that fits the\n"
       "processor's caches can exceed it.");
   add_model_flags(app, &args->model, false);
+  add_ep_flags(app, &args->model);
   add_flag_with_value(app, "--batch", args->batch, "Sequences decoding together (a list: 1,8,32)")
       ->delimiter(',');
   add_flag_with_value(app, "--context", args->context, "Prompt tokens of each (a list)")

@@ -7,8 +7,8 @@
 
 #include "cli/commands.h"
 #include "cli/load.h"
+#include "cli/ranks.h"
 #include "cli/token_ids.h"
-#include "engine/engine_loop.h"
 
 namespace k3::cli {
 namespace {
@@ -26,14 +26,6 @@ Result<std::vector<int32_t>> read_ids(const std::string& path, int64_t vocab_siz
   K3_ASSIGN_OR_RETURN(std::vector<int32_t> ids, parse_token_ids(in, path, vocab_size));
   if (ids.empty()) return invalid_argument("--tokens ", path, ": no token ids");
   return ids;
-}
-
-// A rank without tokens under mpirun: pads until rank 0 has done.
-Status follow(const LoadedModel& m) {
-  const EngineLoop loop(m.executors.front().get(), m.engine);
-  while (!m.mpi->wait_for_goodbye(0, 60)) {
-  }
-  return m.mpi->failure();
 }
 
 Status logits(const LogitsArgs& args) {
@@ -55,12 +47,8 @@ Status logits(const LogitsArgs& args) {
   capacity.max_num_batched_tokens = chunk;
   capacity.max_logit_rows = chunk;
   K3_ASSIGN_OR_RETURN(LoadedModel m, load_model(args.model, capacity, false));
-  if (m.mpi != nullptr && m.mpi->rank() != 0) return follow(m);
-  // Rank 0 has the tokens; the others have none and pad.
-  std::vector<std::unique_ptr<EngineLoop>> idle_ranks;
-  for (size_t r = 1; r < m.executors.size(); ++r) {
-    idle_ranks.push_back(std::make_unique<EngineLoop>(m.executors[r].get(), m.engine));
-  }
+  if (led_by_rank_0(m)) return follow_rank_0(m);
+  const auto others = idle_ranks(m);
 
   std::vector<int32_t> pages(static_cast<size_t>((count + kPageTokens - 1) / kPageTokens));
   std::iota(pages.begin(), pages.end(), 0);

@@ -10,8 +10,7 @@
 
 #include "cli/commands.h"
 #include "cli/load.h"
-#include "engine/rank_router.h"
-#include "engine/remote_rank.h"
+#include "cli/ranks.h"
 #include "server/server.h"
 #include "version.h"
 
@@ -80,73 +79,6 @@ class StopSignals {
   std::thread thread_;
 };
 
-// Every rank's end, when the group has failed: who, where, which layer.
-Status report_failure(const LoadedModel& m, const Status& health) {
-  if (!health.ok() && m.ep && m.ep->failed()) {
-    for (const auto& executor : m.executors) {
-      std::fprintf(stderr, "%s: the group is lost: %s\n", executor->description().c_str(),
-                   health.message().c_str());
-    }
-  }
-  return health;
-}
-
-// The part of a rank without a front end: runs what rank 0 sends it until rank 0 has done. mpirun
-// passes its own signals to every process; when to stop is rank 0's decision.
-Status serve_rank(const ServeArgs& args) {
-  K3_ASSIGN_OR_RETURN(const LoadedModel m, load_model(args.model, args.capacity, true));
-  EngineOptions options = m.engine;
-  options.max_queue = args.max_queue;
-  EngineLoop loop(&m.executor(), options);
-  RankServer server(&loop, [&m](const std::string& message) { m.mpi->send(0, message); });
-  m.mpi->on_message([&server](int64_t, const std::string& message) { server.receive(message); });
-  while (!m.mpi->wait_for_goodbye(0, 1)) server.report();
-  m.mpi->on_message({});
-  return report_failure(m, m.mpi->failure());
-}
-
-// All ranks as one front end: those of this process, and under mpirun the other processes'.
-class Ranks {
- public:
-  Ranks(const LoadedModel& m, const EngineOptions& options) : mpi_(m.mpi) {
-    std::vector<std::unique_ptr<FrontEnd>> ranks;
-    for (const auto& executor : m.executors) {
-      ranks.push_back(std::make_unique<EngineLoop>(executor.get(), options));
-    }
-    if (mpi_ != nullptr) {
-      const FrontEnd* local = ranks.front().get();
-      for (int64_t r = 1; r < mpi_->shape().world; ++r) {
-        auto rank = std::make_unique<RemoteRank>(
-            local, [mpi = mpi_, r](const std::string& message) { mpi->send(r, message); });
-        remote_.push_back(rank.get());
-        ranks.push_back(std::move(rank));
-      }
-      mpi_->on_message([this](int64_t from, const std::string& message) {
-        remote_[static_cast<size_t>(from - 1)]->receive(message);
-      });
-      mpi_->on_failure([this](const Status& status) {
-        for (RemoteRank* rank : remote_) rank->fail(status);
-      });
-    }
-    router_ = std::make_unique<RankRouter>(std::move(ranks));
-  }
-  ~Ranks() {
-    router_->drain(0);
-    if (mpi_ == nullptr) return;
-    mpi_->on_message({});
-    mpi_->on_failure({});
-  }
-  Ranks(const Ranks&) = delete;
-  Ranks& operator=(const Ranks&) = delete;
-
-  RankRouter& router() { return *router_; }
-
- private:
-  MpiGroup* mpi_;
-  std::vector<RemoteRank*> remote_;
-  std::unique_ptr<RankRouter> router_;
-};
-
 Status serve(const ServeArgs& args) {
   if (args.port < 0 || args.port > 65535) {
     return invalid_argument("--port ", args.port, ": expected 0 to 65535");
@@ -160,7 +92,9 @@ Status serve(const ServeArgs& args) {
   const sigset_t set = stop_signals();
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   if (const auto job = mpi_job(); job && job->rank != 0 && args.model.ep_size > 1) {
-    return serve_rank(args);
+    K3_ASSIGN_OR_RETURN(LoadedModel m, load_model(args.model, args.capacity, true));
+    m.engine.max_queue = args.max_queue;
+    return follow_rank_0(m);
   }
 
   ServerOptions options;
@@ -193,7 +127,7 @@ Status serve(const ServeArgs& args) {
                         server.set_load_progress(fraction, "weights");
                       }));
   m.engine.max_queue = args.max_queue;
-  Ranks ranks(m, m.engine);
+  Ranks ranks(m);
   RankRouter& engine = ranks.router();
   server.set_ready({&engine, m.tokenizer, m.config.vocab_size, m.engine.max_model_len, defaults,
                     m.executor().description()});
@@ -204,8 +138,9 @@ Status serve(const ServeArgs& args) {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
   Status health = engine.health();
+  report_group_failure(m, health);
   server.stop(health.ok() ? args.shutdown_timeout : 0);
-  return report_failure(m, health);
+  return health;
 }
 
 }  // namespace

@@ -49,6 +49,8 @@ Status EpMoe::run(const MoeCall& call) {
     return invalid_argument("MoE call of ", call.live_rows, " rows, expected at most ",
                             group_->shape().max_rows);
   }
+  // In a lost group a peer may still be computing on what this rank would overwrite.
+  if (group_->failed()) return group_->failure();
   call_ = call;
   ++generation_;
   const int64_t rank = topology_.rank;
@@ -78,7 +80,7 @@ Status EpMoe::run(const MoeCall& call) {
     }
     protocol.advance(*this);
   }
-  return {};
+  return group_->failed() ? group_->failure() : Status();
 }
 
 bool EpMoe::peer_waits() const {

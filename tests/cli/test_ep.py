@@ -218,6 +218,32 @@ def test_kill_9_of_a_rank_ends_the_group(victim, busy, tmp_path):
 
 
 @needs_mpirun
+def test_a_rank_that_stands_still_is_given_up(tmp_path):
+    note = f'"$@"; echo $? > {tmp_path}/$OMPI_COMM_WORLD_RANK'
+    launcher = mpirun(4, "--enable-recovery", "sh", "-c", note, "sh")
+    server = Serve("--ep-size", 4, "--ep-timeout", 2, launcher=launcher)
+    try:
+        ranks = server.ranks()
+        results = []
+        client = threading.Thread(target=long_request, args=(server, results))
+        client.start()
+        time.sleep(0.3)
+        os.kill(ranks[2], signal.SIGSTOP)
+        client.join(30)
+        assert not client.is_alive(), "a client hangs"
+        deadline = time.time() + 20
+        while time.time() < deadline and len(server.ranks()) > 1:
+            time.sleep(0.1)
+        assert list(server.ranks()) == [2]
+        os.kill(ranks[2], signal.SIGCONT)  # it finds the group gone
+        server.process.wait(30)
+        for rank in range(4):
+            assert (tmp_path / str(rank)).read_text() == "6\n", "".join(server.log)
+    finally:
+        server.stop()
+
+
+@needs_mpirun
 def test_mpiruns_own_clean_up_leaves_nothing(one_rank):
     server = Serve("--ep-size", 2, launcher=mpirun(2))
     try:

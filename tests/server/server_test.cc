@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "engine/engine_loop.h"
 #include "fake_executor.h"
 #include "http_client.h"
 #include "nano.h"

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <fstream>
 
+#include "engine/engine_loop.h"
 #include "fake_executor.h"
 #include "http_client.h"
 #include "nano.h"

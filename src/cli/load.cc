@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 
 #include "core/thread_pool.h"
@@ -149,10 +150,17 @@ void add_capacity_flags(CLI::App* app, CapacityArgs* args) {
 void add_model_path(CLI::App* app, std::string* model) {
   CLI::Option* flag = add_flag_with_value(
       app, "--model,-m", *model, "Model directory: config.json, *.safetensors, tiktoken.model");
-  CLI::Option* positional =
-      app->add_option("MODEL", *model, "Model directory")->excludes(flag)->group("");
-  app->parse_complete_callback([flag, positional] {
+  CLI::Option* positional = app->add_option("MODEL", *model, "The same, as the first argument");
+  app->parse_complete_callback([flag, positional, model] {
     if (flag->count() + positional->count() == 0) throw CLI::RequiredError("--model");
+    if (positional->count() == 0) return;
+    const std::string given = positional->results().front();
+    const char* twin = std::getenv(flag->get_envname().c_str());
+    if (flag->count() > 0 && (twin == nullptr || flag->results().front() != twin)) {
+      throw CLI::ValidationError("--model",
+                                 "given twice: " + flag->results().front() + " and " + given);
+    }
+    *model = given;  // the command line wins over the environment
   });
 }
 

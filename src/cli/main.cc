@@ -22,6 +22,17 @@ void warn_of_unknown_environment() {
   }
 }
 
+// The first flag that no command knows. Looked for before any other complaint: the value that
+// followed it may have been taken for the model, and that is not what to tell the user.
+std::string unknown_flag(const CLI::App& app) {
+  for (const CLI::App* command : app.get_subcommands()) {
+    for (const std::string& left : command->remaining()) {
+      if (left.size() > 1 && left.front() == '-') return left;
+    }
+  }
+  return "";
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -48,15 +59,19 @@ int main(int argc, char** argv) {
   warn_of_unknown_environment();
   try {
     app.parse(argc, argv);
-  } catch (const CLI::RequiredError& e) {
+  } catch (const CLI::ParseError& e) {
+    if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
+    if (const std::string flag = unknown_flag(app); !flag.empty()) {
+      std::fprintf(stderr, "k3: unknown flag '%s'; k3 %s --help lists them\n", flag.c_str(),
+                   app.get_subcommands().front()->get_name().c_str());
+      return 2;
+    }
     if (app.get_subcommands().empty() && argc > 1) {
       std::fprintf(stderr, "k3: unknown command '%s'; k3 --help lists them\n", argv[1]);
       return 2;
     }
-    return app.exit(e) == 0 ? 0 : 2;
-  } catch (const CLI::ParseError& e) {
-    const int code = app.exit(e);
-    return code == 0 ? 0 : 2;
+    app.exit(e);
+    return 2;
   }
   return exit_code;
 }

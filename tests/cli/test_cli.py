@@ -124,6 +124,20 @@ def test_environment_twin_sets_a_flag_and_the_flag_wins(k3):
     ).text
 
 
+def test_an_unknown_flag_is_named_whatever_follows_it(k3):
+    for command in ["generate", "chat", "serve", "logits", "inspect", "bench", "tokenize"]:
+        r = k3(command, "-m", NANO, "--no-such-flag", "2")
+        assert r.code == 2
+        assert "unknown flag '--no-such-flag'" in r.err, r.err
+
+
+def test_the_model_as_an_argument_wins_over_the_environment_and_not_over_the_flag(k3):
+    r = k3("inspect", NANO, env={"K3_MODEL": "/nowhere"})
+    assert r.code == 0, r.err
+    r = k3("inspect", NANO, "--model", "/nowhere")
+    assert r.code == 2 and "given twice: /nowhere" in r.err, r.err
+
+
 def test_unknown_environment_variable_is_reported(k3):
     r = generate(k3, "x", "-n", 1, env={"K3_MAX_TOKEN": "3"})
     assert r.code == 0

@@ -305,7 +305,7 @@ void MpiGroup::Impl::run() {
       // A step's messages follow each other closely, an idle group has none: yield, then nap, then
       // doze, so that a wake-up stays within a millisecond and idling costs little.
       if (outgoing.empty() && !stop && quiet_rounds > 32) {
-        wake.wait_for(lock, std::chrono::microseconds(quiet_rounds < 512 ? 50 : 400));
+        wake.wait_for(lock, std::chrono::microseconds(quiet_rounds < 512 ? 50 : 700));
       }
       nothing_queued = outgoing.empty();
       stopping = stop;

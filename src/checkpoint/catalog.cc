@@ -123,10 +123,15 @@ class CatalogReader {
       }
       entries_[item.key()].shard = it->second;
     }
-    if (root.contains("metadata") && root["metadata"].is_object()) {
-      const json& metadata = root["metadata"];
-      if (metadata.contains("total_size") && metadata["total_size"].is_number_unsigned()) {
-        declared_total_ = metadata["total_size"].get<uint64_t>();
+    if (const json metadata = root.value("metadata", json::object()); !metadata.is_object()) {
+      catalog_.notes.push_back(
+          cat(kIndexName, ": metadata: found ", describe_json(metadata), ", expected an object"));
+    } else if (const auto total = metadata.find("total_size"); total != metadata.end()) {
+      if (total->is_number_unsigned()) {
+        declared_total_ = total->get<uint64_t>();
+      } else {
+        catalog_.notes.push_back(cat(kIndexName, ": metadata.total_size: found ",
+                                     describe_json(*total), ", expected a number of bytes"));
       }
     }
     return {};

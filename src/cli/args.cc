@@ -1,6 +1,10 @@
 #include "cli/args.h"
 
+#include <array>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
+#include <memory>
 
 namespace k3::cli {
 
@@ -28,6 +32,30 @@ int exit_code(const Status& status) {
 int report(const Status& status) {
   if (!status.ok()) std::fprintf(stderr, "k3: %s\n", status.message().c_str());
   return exit_code(status);
+}
+
+Result<std::string> read_input(const std::string& flag, const std::string& path) {
+  constexpr size_t kMaxBytes = size_t{64} << 20;
+  const std::string where = flag + " " + path;
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> opened(nullptr, std::fclose);
+  std::FILE* in = stdin;
+  if (path != "-") {
+    opened.reset(std::fopen(path.c_str(), "rb"));
+    in = opened.get();
+    if (in == nullptr) return invalid_argument(where, ": cannot be read: ", std::strerror(errno));
+  }
+  std::string text;
+  std::array<char, 1 << 16> buffer;
+  while (const size_t n = std::fread(buffer.data(), 1, buffer.size(), in)) {
+    text.append(buffer.data(), n);
+    if (text.size() > kMaxBytes) {
+      return invalid_argument(where, ": more than ", kMaxBytes, " bytes, which is the limit");
+    }
+  }
+  if (std::ferror(in) != 0) {
+    return invalid_argument(where, ": cannot be read: ", std::strerror(errno));
+  }
+  return text;
 }
 
 }  // namespace k3::cli

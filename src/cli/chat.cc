@@ -13,6 +13,7 @@
 #include "cli/run_request.h"
 #include "cli/sampling_args.h"
 #include "text/chat.h"
+#include "text/py_json.h"
 #include "text/output_parser.h"
 
 namespace k3::cli {
@@ -269,8 +270,12 @@ class Session {
   }
 
   void load(const std::string& path) {
-    std::ifstream in(path);
-    Json loaded = Json::parse(in, nullptr, false);
+    const Result<std::string> text = read_input("/load", path);
+    if (!text.ok()) {
+      std::fprintf(stderr, "k3: %s\n", text.status().message().c_str());
+      return;
+    }
+    Json loaded = py_json_loads(*text).value;
     const Json before = messages_;
     if (loaded.is_array()) messages_ = std::move(loaded);
     if (const auto ids = render(); !ids.ok() || messages_ == before) {

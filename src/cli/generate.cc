@@ -57,15 +57,7 @@ class PrintSink : public TokenSink {
 
 Result<std::string> read_prompt(const GenerateArgs& args) {
   if (args.prompt_file.empty()) return args.prompt;
-  std::stringstream text;
-  if (args.prompt_file == "-") {
-    text << std::cin.rdbuf();
-  } else {
-    std::ifstream in(args.prompt_file, std::ios::binary);
-    if (!in) return invalid_argument("--prompt-file ", args.prompt_file, ": cannot be read");
-    text << in.rdbuf();
-  }
-  return text.str();
+  return read_input("--prompt-file", args.prompt_file);
 }
 
 Status generate(const GenerateArgs& args) {

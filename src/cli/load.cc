@@ -81,11 +81,12 @@ Result<CpuExecutorOptions> size_executor(const ModelConfig& config, const Capaci
 
   const int64_t need = sum_bytes(CpuExecutor::plan(config, options));
   if (available > 0 && need > available) {
-    return Status(ErrorCode::kMemory,
-                  cat("state slots and KV pages need ", human_bytes(need), ", available ",
-                      human_bytes(available), " (", options.num_slots, " slots of ",
-                      human_bytes(slot_bytes), ", ", options.num_pages, " pages of ",
-                      human_bytes(page_bytes), "): lower --max-num-seqs or --max-model-len"));
+    return Status(
+        ErrorCode::kMemory,
+        cat("state slots and KV pages need ", human_bytes(need), ", available ",
+            human_bytes(available), " (", options.num_slots, " slots of ", human_bytes(slot_bytes),
+            ", ", options.num_pages, " pages of ", human_bytes(page_bytes),
+            "): lower --max-num-seqs, --max-model-len or --kv-cache-memory-bytes"));
   }
   return options;
 }
@@ -244,6 +245,11 @@ Result<LoadedModel> load_model(const ModelArgs& args, const CapacityArgs& capaci
     K3_ASSIGN_OR_RETURN(std::unique_ptr<Checkpoint> checkpoint,
                         Checkpoint::open(args.model, m.config, {args.ep_size, r}));
     checkpoints.push_back(std::move(checkpoint));
+  }
+  if (!args.quiet) {
+    for (const std::string& note : checkpoints.front()->plan().notes) {
+      std::fprintf(stderr, "checkpoint: %s\n", note.c_str());
+    }
   }
   K3_RETURN_IF_ERROR(warm_all(checkpoints, args.quiet, progress));
   if (args.ep_size > 1) {

@@ -2,8 +2,8 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <numeric>
+#include <sstream>
 
 #include "cli/commands.h"
 #include "cli/load.h"
@@ -21,8 +21,8 @@ struct LogitsArgs {
 };
 
 Result<std::vector<int32_t>> read_ids(const std::string& path, int64_t vocab_size) {
-  std::ifstream in(path);
-  if (!in) return invalid_argument("--tokens ", path, ": cannot be read: ", std::strerror(errno));
+  K3_ASSIGN_OR_RETURN(const std::string text, read_input("--tokens", path));
+  std::istringstream in(text);
   K3_ASSIGN_OR_RETURN(std::vector<int32_t> ids, parse_token_ids(in, path, vocab_size));
   if (ids.empty()) return invalid_argument("--tokens ", path, ": no token ids");
   return ids;

@@ -22,14 +22,11 @@ Result<ModelConfig> config_of(const SynthArgs& args) {
   if (args.layers < 0) return invalid_argument("--layers ", args.layers, ": expected >= 0");
   if (args.experts < 0) return invalid_argument("--experts ", args.experts, ": expected >= 0");
   if (args.config.empty()) return synth_preset(args.preset, args.layers, args.experts);
-  std::ifstream in(args.config, std::ios::binary);
-  if (!in) return invalid_argument("--config ", args.config, ": cannot be read");
-  std::stringstream text;
-  text << in.rdbuf();
+  K3_ASSIGN_OR_RETURN(const std::string text, read_input("--config", args.config));
   if (args.experts > 0) {
     return invalid_argument("--experts goes with --preset; write num_experts into ", args.config);
   }
-  K3_ASSIGN_OR_RETURN(ModelConfig config, parse_model_config(text.str(), args.config));
+  K3_ASSIGN_OR_RETURN(ModelConfig config, parse_model_config(text, args.config));
   return args.layers > 0 ? truncate_layers(config, args.layers)
                          : Result<ModelConfig>(std::move(config));
 }

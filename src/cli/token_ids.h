@@ -21,7 +21,7 @@ inline Result<std::vector<int32_t>> parse_token_ids(std::istream& in, const std:
     char* end = nullptr;
     errno = 0;
     const long long value = std::strtoll(word.c_str(), &end, 10);
-    if (errno != 0 || *end != '\0' || value < 0 || value >= vocab_size) {
+    if (errno != 0 || end != word.c_str() + word.size() || value < 0 || value >= vocab_size) {
       return invalid_argument(origin, ": entry ", ids.size(), " is '", word.substr(0, 40),
                               "', expected a token id in [0, ", vocab_size, ")");
     }

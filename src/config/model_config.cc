@@ -527,7 +527,8 @@ Result<ModelConfig> load_model_config(const std::string& model_dir) {
   K3_ASSIGN_OR_RETURN(ModelConfig config, parse_model_config(text, path));
 
   const std::string generation_path = (fs::path(model_dir) / "generation_config.json").string();
-  if (fs::exists(generation_path, ec)) {
+  if (fs::exists(
+          fs::symlink_status(generation_path, ec))) {  // a link that leads nowhere is an error
     K3_ASSIGN_OR_RETURN(const std::string generation_text,
                         read_text_file(generation_path, kMaxConfigBytes));
     K3_ASSIGN_OR_RETURN(const json generation, parse_strict_json(generation_text, generation_path));

@@ -27,6 +27,10 @@ Result<std::unique_ptr<EpMoe>> EpMoe::create(const ModelWeights* weights, Thread
   moe->pool_ = pool;
   moe->kernels_ = kernels;
   moe->policy_ = policy;
+  for (size_t layer = 0; layer < weights->layers.size(); ++layer) {
+    if (weights->layers[layer].is_moe) moe->moe_layers_.push_back(static_cast<int64_t>(layer));
+  }
+  if (moe->moe_layers_.empty()) return invalid_argument("expert parallelism: no MoE layer");
   const int64_t rows = s.world * s.max_rows;
   moe->routes_.reserve(rows * s.top_k, weights->num_local_experts);
   moe->ids_.resize(static_cast<size_t>(rows * s.top_k));
@@ -51,6 +55,14 @@ Status EpMoe::run(const MoeCall& call) {
   }
   // In a lost group a peer may still be computing on what this rank would overwrite.
   if (group_->failed()) return group_->failure();
+  // The launch-count guard: every step makes one call for each MoE layer, in order, so the number
+  // of a call says its layer. Who left one out knows it first.
+  const int64_t due = moe_layers_[generation_ % moe_layers_.size()];
+  if (call.layer != due) {
+    return lose({ErrorCode::kRankLost,
+                 cat("rank ", topology_.rank, ", call ", generation_ + 1, ": made for layer ",
+                     call.layer, ", expected layer ", due, ": this rank has left out a call")});
+  }
   call_ = call;
   ++generation_;
   const int64_t rank = topology_.rank;
@@ -69,13 +81,12 @@ Status EpMoe::run(const MoeCall& call) {
       }
     }
     if (protocol.phase() == EpPhase::kAwaitDispatch) {
-      // Launch-count guard: whoever left out a call is at a later layer in the same call.
       const int64_t theirs = group_->slab(rank).header(protocol.peer()).layer;
       if (theirs != call.layer) {
         return lose({ErrorCode::kRankLost,
-                     cat("rank ", rank, ", call ", generation_, ": at layer ", call.layer,
-                         ", but rank ", protocol.peer(), " makes it for layer ", theirs,
-                         ": one of the two has left out a call")});
+                     cat("rank ", rank, ", layer ", call.layer, ", call ", generation_, ": rank ",
+                         protocol.peer(), " makes it for layer ", theirs,
+                         ": that rank has left out a call")});
       }
     }
     protocol.advance(*this);

@@ -22,8 +22,8 @@ class EpMoe : public MegaMoe {
                                                EpGroup* group, int64_t rank);
 
   // Every rank makes the same calls in the same order. kRankLost, naming rank, layer and phase,
-  // when a peer does not follow within the group's timeout, or follows at another layer; the group
-  // is then lost for all.
+  // when a peer does not follow within the group's timeout, or when this rank or a peer makes the
+  // call for another layer than its number says; the group is then lost for all.
   Status run(const MoeCall& call) override;
 
   // A peer has begun a call that this rank has not: it must step, with live rows or without.
@@ -53,7 +53,8 @@ class EpMoe : public MegaMoe {
   ThreadPool* pool_ = nullptr;
   const Kernels* kernels_ = nullptr;
   NumericsPolicy policy_;
-  uint64_t generation_ = 0;
+  std::vector<int64_t> moe_layers_;  // model layers that make a call, in order
+  uint64_t generation_ = 0;          // calls made
   MoeCall call_;
   ExpertCompute experts_;
   ExpertRoutes routes_;

@@ -30,7 +30,8 @@ Result<GenerationDefaults> parse_generation_defaults(std::string_view json,
 Result<GenerationDefaults> load_generation_defaults(const std::string& model_dir) {
   const std::string path = model_dir + "/generation_config.json";
   std::error_code error;
-  if (!std::filesystem::exists(path, error)) return GenerationDefaults{};
+  if (!std::filesystem::exists(std::filesystem::symlink_status(path, error)))
+    return GenerationDefaults{};
   K3_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, 1 << 20));
   return parse_generation_defaults(text, path);
 }

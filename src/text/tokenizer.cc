@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 
@@ -67,6 +68,12 @@ std::string excerpt(std::string_view text) {
 }
 
 Result<std::string> read_file(const std::string& path) {
+  // A pipe or a device might never end.
+  std::error_code ignored;
+  const auto status = std::filesystem::status(path, ignored);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+    return checkpoint_error(path, ": not a regular file");
+  }
   std::FILE* file = std::fopen(path.c_str(), "rb");
   if (file == nullptr) return checkpoint_error(path, ": ", std::strerror(errno));
   std::string data;

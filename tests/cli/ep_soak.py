@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Random arrivals, cancellations and idle gaps over N ranks; every answer must be its single-rank run.
+"""A minute of one busy rank, then random arrivals, cancellations and idle gaps over N ranks; every
+answer must be its single-rank run.
 
     tests/cli/ep_soak.py [--minutes 30] [--ep-size 4] [--mpi] [--seed 1]
 
@@ -40,14 +41,17 @@ def request_pool(rng, count):
     return pool
 
 
-def ask(url, body, give_up_after=None):
+def ask(url, body, give_up_after=None, rank=None):
     """The choices; or None after `give_up_after` bytes of a stream, which closes the connection."""
     where = urllib.parse.urlparse(url)
     c = http.client.HTTPConnection(where.hostname, where.port, timeout=120)
     try:
         if give_up_after is not None:
             body = {**body, "stream": True, "max_tokens": 200, "ignore_eos": True}
-        c.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json"}
+        if rank is not None:
+            headers["X-data-parallel-rank"] = str(rank)
+        c.request("POST", "/v1/completions", json.dumps(body), headers)
         r = c.getresponse()
         if give_up_after is not None:
             r.read(give_up_after)
@@ -78,7 +82,7 @@ def rss_kib(pids):
     return total
 
 
-def soak(make_server, make_reference, seconds, seed=1, report=print):
+def soak(make_server, make_reference, seconds, seed=1, hold=2, report=print):
     """Returns the counts; raises AssertionError on a fault."""
     rng = random.Random(seed)
     pool = request_pool(rng, 40)
@@ -87,6 +91,17 @@ def soak(make_server, make_reference, seconds, seed=1, report=print):
     assert reference.stop() == 0
 
     server = make_server()
+    # One busy rank, the others without a request of their own for `hold` seconds; then each answers.
+    held = 0
+    until = time.time() + hold
+    while time.time() < until:
+        for body, expected in zip(pool, want):
+            if time.time() < until:
+                assert ask(server.url, body, rank=0) == expected, body
+                held += 1
+    report(f"{held} answers of rank 0 alone in {hold} s")
+    for rank in range(server.ep_size):
+        assert ask(server.url, pool[rank], rank=rank) == want[rank], f"rank {rank} after the hold"
     counts = {"answers": 0, "cancelled": 0, "idle gaps": 0}
     lock = threading.Lock()
     faults = []
@@ -160,7 +175,8 @@ def main():
     args = parser.parse_args()
     launcher = mpirun(args.ep_size) if args.mpi else ()
     counts = soak(lambda: Serve("--ep-size", args.ep_size, launcher=launcher), Serve,
-                  args.minutes * 60, args.seed, lambda line: print(line, flush=True))
+                  args.minutes * 60, args.seed, hold=60,
+                  report=lambda line: print(line, flush=True))
     print("all right:", counts)
 
 

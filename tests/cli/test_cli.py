@@ -124,6 +124,61 @@ def test_environment_twin_sets_a_flag_and_the_flag_wins(k3):
     ).text
 
 
+@pytest.mark.parametrize("value", ["99999999999999999999", "-99999999999999999999", "", "0x10", "1e3",
+                                   "3x", "nan"])
+def test_whole_numbers_are_read_whole_or_refused(k3, value):
+    for flag in ["--max-tokens", "--seed", "--layers", "--top-k", "--stop-token-ids"]:
+        r = k3("generate", "-m", NANO, "-p", "x", flag, value)
+        assert r.code == 2, (flag, r.err)
+        assert flag in r.err and f"found '{value}', expected a whole number" in r.err, r.err
+
+
+def test_files_that_may_never_end_are_refused(k3, tmp_path):
+    for name in ["tiktoken.model", "tokenizer_config.json"]:
+        for kind in ["fifo", "zero", "folder"]:
+            model = tmp_path / f"{name}-{kind}"
+            model.mkdir()
+            for f in NANO.iterdir():
+                if f.name != name:
+                    (model / f.name).symlink_to(f)
+            if kind == "fifo":
+                os.mkfifo(model / name)
+            elif kind == "zero":
+                (model / name).symlink_to("/dev/zero")
+            else:
+                (model / name).mkdir()
+            r = k3("generate", "-m", model, "-p", "x", "--max-tokens", 1, timeout=20)
+            assert r.code == 3, r.err
+            assert name in r.err and "not a regular file" in r.err, r.err
+    r = k3("generate", "-m", NANO, "--prompt-file", "/dev/zero", timeout=20)
+    assert r.code == 2 and "limit" in r.err, r.err
+
+
+def test_a_generation_config_link_that_leads_nowhere_is_not_an_absent_file(k3, tmp_path):
+    for f in NANO.iterdir():
+        if f.name != "generation_config.json":
+            (tmp_path / f.name).symlink_to(f)
+    r = k3("generate", "-m", tmp_path, "-p", "x", "--max-tokens", 1)
+    assert r.code == 0, r.err
+    (tmp_path / "generation_config.json").symlink_to("nowhere")
+    r = k3("generate", "-m", tmp_path, "-p", "x", "--max-tokens", 1)
+    assert r.code == 3 and "generation_config.json" in r.err, r.err
+
+
+@pytest.mark.parametrize("metadata", ['{"total_size": "x"}', '{"total_size": -1}', "5",
+                                      '{"total_size": 1}'])
+def test_an_index_whose_total_is_wrong_loads_with_a_note(k3, tmp_path, metadata):
+    for f in NANO.iterdir():
+        (tmp_path / f.name).symlink_to(f)
+    index = tmp_path / "model.safetensors.index.json"
+    text = json.loads(index.read_text())
+    text["metadata"] = json.loads(metadata)
+    index.unlink()
+    index.write_text(json.dumps(text))
+    r = k3("generate", "-m", tmp_path, "-p", "x", "--max-tokens", 1)
+    assert r.code == 0 and "checkpoint: model.safetensors.index.json" in r.err, r.err
+
+
 def test_an_unknown_flag_is_named_whatever_follows_it(k3):
     for command in ["generate", "chat", "serve", "logits", "inspect", "bench", "tokenize"]:
         r = k3(command, "-m", NANO, "--no-such-flag", "2")

@@ -32,6 +32,7 @@ def mpirun(n, *more):
 
 class Serve:
     def __init__(self, *flags, launcher=(), port=0):
+        self.ep_size = flags[flags.index("--ep-size") + 1] if "--ep-size" in flags else 1
         command = [*launcher, str(K3), "serve", "-m", str(NANO), "--port", str(port),
                    "--max-num-seqs", "4", "--max-model-len", "512", *map(str, flags)]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,

@@ -236,20 +236,30 @@ TEST(EpMoe, ADroppedPaddingStepEndsTheGroupInTimeAndNamesTheRank) {
   EXPECT_EQ(group.moe(2).run({0, 0, nullptr, nullptr, nullptr, nullptr}).message(), s0.message());
 }
 
-TEST(EpMoe, ACallForAnotherLayerIsTheLaunchCountGuards) {
+TEST(EpMoe, TheLaunchCountGuardNamesTheRankThatLeftOutACall) {
   Model m(90);
   m.weights.layers.resize(2);
   m.weights.layers[1] = m.weights.layers[0];
-  Group group(m, 2, false);
-  Status s0, s1;
-  std::thread rank0([&] { s0 = group.moe(0).run({0, 0, nullptr, nullptr, nullptr, nullptr}); });
-  std::thread rank1([&] { s1 = group.moe(1).run({1, 0, nullptr, nullptr, nullptr, nullptr}); });
-  rank0.join();
-  rank1.join();
-  EXPECT_EQ(s0.code(), ErrorCode::kRankLost);
-  EXPECT_EQ(s0.message(), s1.message());
-  EXPECT_THAT(s0.message(), ::testing::ContainsRegex("at layer [01], but rank [01] makes it for "
-                                                     "layer [01]: one of the two has left out"));
+  {  // the rank itself notices, before it sends anything
+    Group group(m, 2, false);
+    Status s0;
+    std::thread rank0([&] { s0 = group.moe(0).run({0, 0, nullptr, nullptr, nullptr, nullptr}); });
+    const Status s1 = group.moe(1).run({1, 0, nullptr, nullptr, nullptr, nullptr});
+    rank0.join();
+    EXPECT_EQ(s1.code(), ErrorCode::kRankLost);
+    EXPECT_EQ(s1.message(),
+              "rank 1, call 1: made for layer 1, expected layer 0: this rank has left out a call");
+    EXPECT_EQ(s0.message(), s1.message());
+  }
+  {  // were its count wrong too, its peers would
+    Group group(m, 2, false);
+    group.group().slab(0).header(1).layer = 1;
+    group.group().publish_dispatch(1, 0, 1);
+    const Status s0 = group.moe(0).run({0, 0, nullptr, nullptr, nullptr, nullptr});
+    EXPECT_EQ(s0.code(), ErrorCode::kRankLost);
+    EXPECT_THAT(s0.message(), ::testing::HasSubstr("rank 0, layer 0, call 1: rank 1 makes it for "
+                                                   "layer 1: that rank has left out a call"));
+  }
 }
 
 TEST(EpMoe, AGroupThatIsNotTheModelsIsRefused) {

@@ -48,6 +48,7 @@ struct Model {
     c.situ_linear_beta = 25;
     weights.num_local_experts = kExperts;
     weights.layers.resize(1);
+    weights.layers[0].is_moe = true;
     weights.layers[0].moe.experts.resize(kExperts);
     experts.resize(kExperts);
     for (size_t e = 0; e < kExperts; ++e) {

@@ -8,17 +8,6 @@
 namespace k3::gates {
 namespace {
 
-std::vector<int32_t> random_ids(int64_t count, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::vector<int32_t> ids;
-  for (int64_t i = 0; i < count; ++i) ids.push_back(static_cast<int32_t>(random() % 1792));
-  return ids;
-}
-
-bool same_bits(std::span<const float> a, std::span<const float> b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
-}
-
 class Bitwise : public ::testing::TestWithParam<Numerics> {
  protected:
   static const Model& nano() {

@@ -2,7 +2,6 @@
 // bit, whatever the other ranks do meanwhile. Each rank is a thread that steps by itself and pads.
 #include <atomic>
 #include <filesystem>
-#include <random>
 #include <thread>
 
 #include "checkpoint/synth.h"
@@ -11,19 +10,6 @@
 
 namespace k3::gates {
 namespace {
-
-std::vector<int32_t> random_ids(int64_t count, int64_t vocab, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::vector<int32_t> ids;
-  for (int64_t i = 0; i < count; ++i) {
-    ids.push_back(static_cast<int32_t>(random() % static_cast<uint32_t>(vocab)));
-  }
-  return ids;
-}
-
-bool same_bits(std::span<const float> a, std::span<const float> b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
-}
 
 // One sequence of a rank's script: `tokens`, fed `chunk` at a time from the rank's step `joins` on.
 struct Sequence {
@@ -168,7 +154,7 @@ class Ep : public ::testing::TestWithParam<Case> {
   }
 
   std::vector<int32_t> ids(int64_t count, uint32_t seed) {
-    return random_ids(count, 264, seed);  // both vocabularies hold these
+    return random_ids(count, seed, 264);  // both vocabularies hold these
   }
 };
 
@@ -250,7 +236,7 @@ TEST_P(Ep, ARequestsBitsDoNotDependOnTheTraffic) {
 // are told the same.
 TEST(EpFaults, ARankThatStopsPaddingEndsTheGroupForAll) {
   Ranks ranks(kNano, 2, Numerics::kF32, 0.3);
-  const auto ids = random_ids(20, 264, 70);
+  const auto ids = random_ids(20, 70, 264);
   const auto pages = iota_pages(64);
   StepResult result;
   const auto start = std::chrono::steady_clock::now();
@@ -273,7 +259,7 @@ TEST(EpFaults, ARefusedStepMakesNoCall) {
             ErrorCode::kInvalidArgument);
   EXPECT_FALSE(ranks.executor(1).peers()->waiting());
   std::vector<std::vector<Sequence>> scripts(2);
-  scripts[0] = {{random_ids(12, 264, 71), 5}};
+  scripts[0] = {{random_ids(12, 71, 264), 5}};
   ranks.run(&scripts);
   const Model m = Model::open(kNano);
   EXPECT_TRUE(same_bits(scripts[0][0].got, feed(*m.executor(options()), scripts[0][0].tokens, 12)));

@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <fstream>
 #include <numeric>
+#include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -50,6 +53,18 @@ inline CpuExecutorOptions options(Numerics numerics = Numerics::kF32, int thread
   o.max_logit_rows = 512;
   o.num_pages = 64;
   return o;
+}
+
+// Ids in [0, limit); 1792 is where k3-nano's special tokens begin.
+inline std::vector<int32_t> random_ids(int64_t count, uint32_t seed, uint32_t limit = 1792) {
+  std::mt19937 random(seed);
+  std::vector<int32_t> ids;
+  for (int64_t i = 0; i < count; ++i) ids.push_back(static_cast<int32_t>(random() % limit));
+  return ids;
+}
+
+inline bool same_bits(std::span<const float> a, std::span<const float> b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
 }
 
 inline std::vector<int32_t> iota_pages(int64_t tokens, int32_t first = 0) {

@@ -13,8 +13,8 @@
 #include "cli/run_request.h"
 #include "cli/sampling_args.h"
 #include "text/chat.h"
-#include "text/py_json.h"
 #include "text/output_parser.h"
+#include "text/py_json.h"
 
 namespace k3::cli {
 namespace {
@@ -277,8 +277,9 @@ class Session {
     }
     Json loaded = py_json_loads(*text).value;
     const Json before = messages_;
-    if (loaded.is_array()) messages_ = std::move(loaded);
-    if (const auto ids = render(); !ids.ok() || messages_ == before) {
+    const bool array = loaded.is_array();
+    if (array) messages_ = std::move(loaded);
+    if (const auto ids = render(); !ids.ok() || !array) {
       messages_ = before;
       std::fprintf(stderr, "k3: /load %s: expected a JSON array of chat messages%s%s\n",
                    path.c_str(), ids.ok() ? "" : ": ",

@@ -34,7 +34,7 @@ class PrintSink : public TokenSink {
     // A control token has no text of its own.
     if (tokenizer_->is_special(token.token)) return true;
     write(stop_.push(utf8_.push(tokenizer_->token_bytes(token.token))));
-    return stop_.matched() < 0;
+    return stop_.matched() < 0 && std::ferror(stdout) == 0;
   }
   void on_finish(const FinishInfo& info) override {
     if (stop_.matched() < 0) {
@@ -83,7 +83,9 @@ Status generate(const GenerateArgs& args) {
                  "%lld prompt tokens, first token after %.0f ms; %lld tokens, %.1f tokens/s\n",
                  static_cast<long long>(stats.prompt_tokens), stats.ttft_seconds * 1e3,
                  static_cast<long long>(stats.completion_tokens),
-                 decode > 0 ? static_cast<double>(stats.completion_tokens - 1) / decode : 0.0);
+                 decode > 0 && stats.completion_tokens > 1
+                     ? static_cast<double>(stats.completion_tokens - 1) / decode
+                     : 0.0);
   }
   return sink->finish.error;
 }

@@ -1,5 +1,6 @@
 // k3: runs and serves the Kimi K3 language model. docs/cli.md describes each command.
 #include <cstdio>
+#include <iostream>
 #include <string>
 
 #include "cli/args.h"
@@ -33,6 +34,14 @@ std::string unknown_flag(const CLI::App& app) {
   return "";
 }
 
+// What a command printed and could not get rid of is not done: a full disk, a closed output.
+int checked_output(int exit_code) {
+  std::cout.flush();
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0 && std::cout.good()) return exit_code;
+  std::fprintf(stderr, "k3: standard output cannot be written\n");
+  return exit_code == 0 ? 1 : exit_code;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -60,7 +69,7 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
-    if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
+    if (e.get_exit_code() == 0) return checked_output(app.exit(e));  // --help, --version
     if (const std::string flag = unknown_flag(app); !flag.empty()) {
       std::fprintf(stderr, "k3: unknown flag '%s'; k3 %s --help lists them\n", flag.c_str(),
                    app.get_subcommands().front()->get_name().c_str());
@@ -73,5 +82,5 @@ int main(int argc, char** argv) {
     app.exit(e);
     return 2;
   }
-  return exit_code;
+  return checked_output(exit_code);
 }

@@ -1,6 +1,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -54,12 +55,15 @@ class StopSignals {
 
   void set_ready() { ready_.store(true); }
   bool stop_requested() const { return requests_.load() > 0; }
+  // mpirun asked: it kills the process two seconds later.
+  bool hurried() const { return hurried_.load(); }
 
  private:
   void wait() {
     const sigset_t set = stop_signals();
-    int signal = 0;
-    while (sigwait(&set, &signal) == 0 && !done_.load()) {
+    siginfo_t info;
+    while (sigwaitinfo(&set, &info) > 0 && !done_.load()) {
+      if (mpi_job() && info.si_pid == getppid()) hurried_.store(true);
       const int count = requests_.fetch_add(1) + 1;
       if (!ready_.load()) {
         std::fprintf(stderr, "stopped while loading\n");
@@ -74,7 +78,7 @@ class StopSignals {
   }
 
   Server* server_;
-  std::atomic<bool> ready_{false}, done_{false};
+  std::atomic<bool> ready_{false}, done_{false}, hurried_{false};
   std::atomic<int> requests_{0};
   std::thread thread_;
 };
@@ -115,7 +119,9 @@ Status serve(const ServeArgs& args) {
   K3_RETURN_IF_ERROR(server.start());
   StopSignals signals(&server);
   std::fprintf(stderr, "listening on %s\n", server.url().c_str());
-  if (args.api_key.empty() && args.host != "127.0.0.1" && args.host != "localhost") {
+  const bool loopback =
+      args.host.starts_with("127.") || args.host == "localhost" || args.host == "::1";
+  if (args.api_key.empty() && !loopback) {
     std::fprintf(stderr, "warning: %s is reachable from other machines and has no --api-key\n",
                  server.url().c_str());
   }
@@ -139,7 +145,9 @@ Status serve(const ServeArgs& args) {
   }
   Status health = engine.health();
   report_group_failure(m, health);
-  server.stop(health.ok() ? args.shutdown_timeout : 0);
+  const double patience =
+      signals.hurried() ? std::min(args.shutdown_timeout, 0.5) : args.shutdown_timeout;
+  server.stop(health.ok() ? patience : 0);
   return health;
 }
 

@@ -153,7 +153,7 @@ Result<bool> Engine::step() {
 Status Engine::pad() {
   if (!impl_->fatal.ok()) return impl_->fatal;
   StepResult result;
-  const Status status = impl_->executor->step({}, &result);
+  Status status = impl_->executor->step({}, &result);
   if (!status.ok()) {
     impl_->fatal = status;
     fail_all(status);

@@ -7,11 +7,11 @@ namespace k3 {
 
 RankRouter::RankRouter(std::vector<std::unique_ptr<FrontEnd>> ranks) : ranks_(std::move(ranks)) {}
 
-RankRouter::~RankRouter() { drain(0); }
+RankRouter::~RankRouter() { RankRouter::drain(0); }
 
 Status RankRouter::validate(const Request& request) const {
   if (request.rank < -1 || request.rank >= size()) {
-    return invalid_argument("rank ", request.rank, ": expected -1 (any) to ", size() - 1);
+    return invalid_argument("rank: found ", request.rank, ", expected 0 to ", size() - 1);
   }
   return ranks_[request.rank < 0 ? 0 : static_cast<size_t>(request.rank)]->validate(request);
 }

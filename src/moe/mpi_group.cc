@@ -335,7 +335,7 @@ void MpiGroup::Impl::start_sends() {
     for (Outgoing& out : outgoing) sending.push_back(std::move(out));
     outgoing.clear();
   }
-  for (size_t n = first; n < sending.size(); ++n) {
+  for (size_t n = first; n < sending.size(); ++n) {  // NOLINT(clang-analyzer-optin.mpi.MPI-Checker)
     const Outgoing& out = sending[n];
     const void* data = out.data != nullptr ? static_cast<const void*>(out.data) : out.owned.data();
     const auto bytes =

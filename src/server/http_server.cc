@@ -196,6 +196,17 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void got_header(ErrorCodeT error) {
     if (state_ != State::kHeader) return;
     if (error) return bad_request(error);
+    // A body in a coding that we do not read would be taken for none, and its bytes for the next
+    // request: whoever stands in front of us would disagree about where requests begin.
+    const auto codings = parser_->get().equal_range(http::field::transfer_encoding);
+    for (auto field = codings.first; field != codings.second; ++field) {
+      if (!beast::iequals(field->value(), "chunked") ||
+          parser_->get().count(http::field::transfer_encoding) > 1) {
+        return reject(400,
+                      cat("Transfer-Encoding: found '", std::string(field->value()).substr(0, 40),
+                          "', expected chunked, once"));
+      }
+    }
     state_ = State::kBody;
     read_deadline_ = after(server_->options.body_seconds);
     arm();
@@ -408,7 +419,7 @@ class ResponderImpl : public Responder {
   ~ResponderImpl() override {
     if (!answered_) {
       HttpReply reply = connection_->server_->error_reply(500, "the request was dropped");
-      send(std::move(reply));
+      ResponderImpl::send(std::move(reply));
     }
   }
 

@@ -72,8 +72,8 @@ void Histogram::print(const std::string& name, const std::string& help, const st
   int64_t total = 0;
   for (size_t i = 0; i <= bounds_.size(); ++i) {
     total += counts_[i];
-    *out += name + "_bucket" + open + (i < bounds_.size() ? number(bounds_[i]) : "+Inf") + "\"} " +
-            std::to_string(total) + "\n";
+    *out += cat(name, "_bucket", open, i < bounds_.size() ? number(bounds_[i]) : "+Inf", "\"} ",
+                total, "\n");
   }
   *out += name + "_sum" + labels + " " + number(sum_) + "\n";
   *out += name + "_count" + labels + " " + std::to_string(total) + "\n";
@@ -134,8 +134,8 @@ std::string Metrics::print(const std::string& model, const EngineStats* engine) 
     std::lock_guard lock(mutex_);
     header("k3:request_success_total", "counter", "Finished choices by finish reason.", &out);
     for (const auto& [reason, count] : finished_) {
-      out += "k3:request_success_total{" + name + ",finished_reason=\"" + reason + "\"} " +
-             std::to_string(count) + "\n";
+      out += cat("k3:request_success_total{", name, ",finished_reason=\"", reason, "\"} ", count,
+                 "\n");
     }
     header("k3:http_requests_total", "counter", "HTTP requests answered.", &out);
     for (const auto& [key, count] : http_) {

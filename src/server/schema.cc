@@ -50,11 +50,7 @@ bool read_ids(Fields& fields, const Json& array, const std::string& name, int64_
     int64_t id = 0;
     const Json& item = array[i];
     // The common case without building a name.
-    if (item.is_number_integer() && !item.is_number_unsigned() && item.get<int64_t>() >= 0 &&
-        item.get<int64_t>() < vocab_size) {
-      id = item.get<int64_t>();
-    } else if (item.is_number_unsigned() &&
-               item.get<uint64_t>() < static_cast<uint64_t>(vocab_size)) {
+    if (item.is_number_unsigned() && item.get<uint64_t>() < static_cast<uint64_t>(vocab_size)) {
       id = item.get<int64_t>();
     } else if (auto error = check_integer(item, cat(name, "[", i, "]"), 0, vocab_size - 1, &id)) {
       fields.fail(std::move(*error));

@@ -1,5 +1,7 @@
 #include "text/chat_check.h"
 
+#include <algorithm>
+#include <initializer_list>
 #include <set>
 #include <string>
 
@@ -30,6 +32,20 @@ Status check_optional_string(const json& object, std::string_view key, const std
   return wrong(cat(path, ".", key), value, "a string");
 }
 
+// A member that nothing here reads is refused by name; null is the same as absent.
+Status check_members(const json& object, const std::string& path,
+                     std::initializer_list<std::string_view> known) {
+  for (auto it = object.begin(); it != object.end(); ++it) {
+    if (it.value().is_null() || std::find(known.begin(), known.end(), it.key()) != known.end()) {
+      continue;
+    }
+    std::string names;
+    for (const std::string_view name : known) names += cat(names.empty() ? "" : ", ", name);
+    return invalid_argument(path, ".", it.key(), ": not supported, expected one of ", names);
+  }
+  return {};
+}
+
 // A string, or text parts. *empty says whether there is any text in it.
 Status check_content(const json& content, const std::string& path, bool* empty) {
   *empty = true;
@@ -51,6 +67,7 @@ Status check_content(const json& content, const std::string& path, bool* empty) 
       }
       return wrong(part_path + ".type", type, "\"text\" (other kinds are not supported)");
     }
+    K3_RETURN_IF_ERROR(check_members(part, part_path, {"type", "text"}));
     const json* text = find_member(part, "text");
     if (as_string(text) == nullptr) return wrong(part_path + ".text", text, "a string");
     if (!as_string(text)->empty()) *empty = false;
@@ -167,6 +184,16 @@ Status check_message(const json& message, const std::string& path, Names* tool_n
   if (assistant) {
     K3_RETURN_IF_ERROR(check_optional_string(message, "reasoning_content", path));
     K3_RETURN_IF_ERROR(check_optional_string(message, "reasoning", path));
+    K3_RETURN_IF_ERROR(
+        check_members(message, path,
+                      {"role", "content", "name", "tool_calls", "reasoning_content", "reasoning"}));
+  } else if (tool) {
+    K3_RETURN_IF_ERROR(
+        check_members(message, path, {"role", "content", "name", "tool", "tool_call_id"}));
+  } else if (system) {
+    K3_RETURN_IF_ERROR(check_members(message, path, {"role", "content", "name", "tools"}));
+  } else {
+    K3_RETURN_IF_ERROR(check_members(message, path, {"role", "content", "name"}));
   }
   if (tool) {
     const json* id = find_member(message, "tool_call_id");

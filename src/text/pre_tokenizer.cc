@@ -33,8 +33,8 @@ constexpr std::array<uint8_t, 128> kAscii = [] {
   for (int c = 'A'; c <= 'Z'; ++c) table[c] = kLetter | kUpperish;
   for (int c = 'a'; c <= 'z'; ++c) table[c] = kLetter | kLowerish;
   for (int c = '0'; c <= '9'; ++c) table[c] = kNumber;
-  for (int c : {'\t', '\v', '\f', ' '}) table[c] = kSpace;
-  for (int c : {'\n', '\r'}) table[c] = kSpace | kNewline;
+  for (const unsigned char c : {'\t', '\v', '\f', ' '}) table[c] = kSpace;
+  for (const unsigned char c : {'\n', '\r'}) table[c] = kSpace | kNewline;
   return table;
 }();
 

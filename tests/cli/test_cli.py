@@ -133,6 +133,17 @@ def test_whole_numbers_are_read_whole_or_refused(k3, value):
         assert flag in r.err and f"found '{value}', expected a whole number" in r.err, r.err
 
 
+def test_output_that_cannot_be_written_is_an_error(k3):
+    for command in [["generate", "-m", NANO, "-p", "x", "--max-tokens", "3"],
+                    ["inspect", "-m", NANO], ["tokenize", "-m", NANO, "x"], ["--help"],
+                    ["detokenize", "-m", NANO, "5"]]:
+        with open("/dev/full", "wb") as full:
+            r = subprocess.run([str(K3), *map(str, command)], stdout=full, stderr=subprocess.PIPE,
+                               timeout=60)
+        assert r.returncode == 1, command
+        assert b"standard output cannot be written" in r.stderr, command
+
+
 def test_files_that_may_never_end_are_refused(k3, tmp_path):
     for name in ["tiktoken.model", "tokenizer_config.json"]:
         for kind in ["fifo", "zero", "folder"]:

@@ -2,6 +2,7 @@
 lost rank ends the group with exit code 6 and no process left behind."""
 
 import concurrent.futures
+import http.client
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import subprocess
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 
 import pytest
@@ -240,6 +242,26 @@ def test_a_rank_that_stands_still_is_given_up(tmp_path):
         server.process.wait(30)
         for rank in range(4):
             assert (tmp_path / str(rank)).read_text() == "6\n", "".join(server.log)
+    finally:
+        server.stop()
+
+
+@needs_mpirun
+def test_a_signal_to_mpirun_ends_streams_with_an_error(tmp_path):
+    server = Serve("--ep-size", 4, launcher=mpirun(4))
+    try:
+        where = urllib.parse.urlparse(server.url)
+        c = http.client.HTTPConnection(where.hostname, where.port, timeout=30)
+        c.request("POST", "/v1/completions", json.dumps(
+            {"prompt": "x", "max_tokens": 480, "n": 4, "ignore_eos": True, "stream": True}),
+            {"Content-Type": "application/json"})
+        stream = c.getresponse()
+        stream.read(200)
+        os.kill(server.process.pid, signal.SIGTERM)  # mpirun itself; it kills two seconds later
+        rest = stream.read().decode()
+        assert '"error"' in rest and "shutting down" in rest, rest[-300:]
+        assert rest.rstrip().endswith("}"), "no [DONE] after an error"
+        server.process.wait(30)
     finally:
         server.stop()
 

@@ -261,7 +261,7 @@ TEST(RankRouter, TheLeastLoadedRankGetsTheRequestAndAPinIsObeyed) {
   Request outside = make_request(5, 3, 60);
   outside.rank = 3;
   EXPECT_THAT(router.submit(outside).status().message(),
-              HasSubstr("rank 3: expected -1 (any) to 2"));
+              HasSubstr("rank: found 3, expected 0 to 2"));
   EXPECT_EQ(router.stats().running + router.stats().waiting, 8);
   EXPECT_FALSE(router.drain(0));
   for (const Request& r : requests) EXPECT_EQ(sink_of(r).num_finishes(), 1);

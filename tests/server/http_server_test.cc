@@ -93,7 +93,14 @@ TEST(Http, MalformedRequestsAre400AndTheConnectionCloses) {
         "POST / HTTP/1.1\r\nContent-Length: 5x\r\n\r\n",
         "POST / HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n",
         "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-        "POST / HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"}) {
+        "POST / HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        // A coding we do not read: what follows is its body, never a second request.
+        "POST / HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\nGET /a HTTP/1.1\r\n\r\n",
+        "POST / HTTP/1.1\r\nTransfer-Encoding: identity\r\n\r\nGET /a HTTP/1.1\r\n\r\n",
+        "POST / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        "POST / HTTP/1.1\r\nTransfer-Encoding: chunked, gzip\r\n\r\nGET /a HTTP/1.1\r\n\r\n",
+        "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: gzip\r\n\r\n0\r\n"
+        "\r\n"}) {
     HttpClient client(echo.server->port());
     client.send_raw(text);
     EXPECT_EQ(client.read_reply().status, 400) << text;

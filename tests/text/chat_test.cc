@@ -315,6 +315,17 @@ TEST(ChatRefusal, NamesTheFieldOfABadMessage) {
   refused(R"([{"role": "user", "content": "x"}, {"role": 3, "content": "x"}])",
           "messages[1].role: number");
   refused(R"([{"role": "user"}])", "messages[0].content: missing");
+  // What nothing here reads is named, not dropped; null is the same as absent.
+  for (const char* role : {"user", "assistant", "system"}) {
+    const std::string head = std::string(R"([{"role": ")") + role + R"(", "content": "x", )";
+    for (const char* name : {"partial", "prefix", "audio", "images", "refusal", "zzz"}) {
+      refused(head + '"' + name + "\": true}]", std::string("messages[0].") + name);
+    }
+  }
+  refused(R"([{"role": "user", "content": "x", "tool_call_id": "f:0"}])",
+          "messages[0].tool_call_id: not supported");
+  refused(R"([{"role": "user", "content": [{"type": "text", "text": "x", "y": 1}]}])",
+          "messages[0].content[0].y");
   refused(R"([{"role": "user", "content": 3}])", "messages[0].content: number");
   refused(R"([{"role": "user", "content": ["a"]}])", "messages[0].content[0]: \"a\"");
   refused(R"([{"role": "user", "content": [{"type": "text"}]}])",

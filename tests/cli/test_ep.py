@@ -33,12 +33,12 @@ def mpirun(n, *more):
 
 
 class Serve:
-    def __init__(self, *flags, launcher=(), port=0):
+    def __init__(self, *flags, launcher=(), port=0, env=None):
         self.ep_size = flags[flags.index("--ep-size") + 1] if "--ep-size" in flags else 1
         command = [*launcher, str(K3), "serve", "-m", str(NANO), "--port", str(port),
                    "--max-num-seqs", "4", "--max-model-len", "512", *map(str, flags)]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
-                                        text=True, env={**os.environ, **MPI_ENV},
+                                        text=True, env={**os.environ, **MPI_ENV, **(env or {})},
                                         start_new_session=True)
         self.log = []
         self.url = None

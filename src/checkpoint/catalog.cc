@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "checkpoint/safetensors.h"
-#include "config/strict_json.h"
+#include "core/strict_json.h"
 
 namespace k3 {
 namespace {

@@ -149,9 +149,15 @@ Status bench(const BenchArgs& args) {
   K3_RETURN_IF_ERROR(check("--decode-steps", {args.decode_steps}, 1 << 20));
   const int64_t longest =
       *std::max_element(args.context.begin(), args.context.end()) + args.decode_steps;
+  K3_ASSIGN_OR_RETURN(const ModelConfig config, load_config(args.model));
+  if (longest > config.max_position_embeddings) {
+    return invalid_argument("--context and --decode-steps: ", longest,
+                            " tokens, the model's context is ", config.max_position_embeddings);
+  }
   CapacityArgs capacity;
   capacity.max_num_seqs = *std::max_element(args.batch.begin(), args.batch.end());
-  capacity.max_model_len = (longest + kPageTokens - 1) / kPageTokens * kPageTokens;
+  capacity.max_model_len = std::min((longest + kPageTokens - 1) / kPageTokens * kPageTokens,
+                                    config.max_position_embeddings);
   capacity.max_num_batched_tokens = args.max_num_batched_tokens;
   K3_ASSIGN_OR_RETURN(LoadedModel model, load_model(args.model, capacity, false));
   if (led_by_rank_0(model)) return follow_rank_0(model);

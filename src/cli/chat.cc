@@ -296,6 +296,9 @@ class Session {
 };
 
 Status chat(const ChatArgs& args) {
+  if (args.max_tokens < 0) {
+    return invalid_argument("--max-tokens ", args.max_tokens, ": expected at least 0");
+  }
   K3_RETURN_IF_ERROR(check_stop_strings(args.sampling.stop));
   if (args.effort != "low" && args.effort != "high" && args.effort != "max") {
     return invalid_argument("--reasoning-effort ", args.effort, ": expected low, high or max");

@@ -1,5 +1,6 @@
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <fstream>
 #include <iostream>
@@ -86,6 +87,11 @@ Status generate(const GenerateArgs& args) {
                  decode > 0 && stats.completion_tokens > 1
                      ? static_cast<double>(stats.completion_tokens - 1) / decode
                      : 0.0);
+  }
+  if (sink->finish.reason == FinishReason::kCancelled) {
+    // Interrupted: whoever started this must see it, as of any program.
+    std::signal(SIGINT, SIG_DFL);
+    std::raise(SIGINT);
   }
   return sink->finish.error;
 }

@@ -46,29 +46,32 @@ Status logits(const LogitsArgs& args) {
   capacity.max_num_seqs = 1;
   capacity.max_num_batched_tokens = chunk;
   capacity.max_logit_rows = chunk;
+  // Before the load, which may take minutes; under mpirun rank 0 alone writes.
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> out(nullptr, std::fclose);
+  const auto write_error = [&args] {
+    return invalid_argument("--out ", args.out, ": ", std::strerror(errno));
+  };
+  if (const auto job = mpi_job(); !job || job->rank == 0) {
+    out.reset(std::fopen(args.out.c_str(), "wb"));
+    if (!out) return write_error();
+  }
   K3_ASSIGN_OR_RETURN(LoadedModel m, load_model(args.model, capacity, false));
   if (led_by_rank_0(m)) return follow_rank_0(m);
   const auto others = idle_ranks(m);
 
   std::vector<int32_t> pages(static_cast<size_t>((count + kPageTokens - 1) / kPageTokens));
   std::iota(pages.begin(), pages.end(), 0);
-  std::FILE* out = std::fopen(args.out.c_str(), "wb");
-  const auto write_error = [&args] {
-    return invalid_argument("--out ", args.out, ": ", std::strerror(errno));
-  };
-  if (out == nullptr) return write_error();
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> closer(out, std::fclose);
   for (int64_t at = 0; at < count; at += chunk) {
     const auto n = static_cast<size_t>(std::min(chunk, count - at));
     StepBatch batch{{{0, at, {ids.data() + at, n}, pages, Logits::kAll}}};
     StepResult result;
     K3_RETURN_IF_ERROR(m.executor().step(batch, &result));
-    if (std::fwrite(result.logits.data(), sizeof(float), result.logits.size(), out) !=
+    if (std::fwrite(result.logits.data(), sizeof(float), result.logits.size(), out.get()) !=
         result.logits.size()) {
       return write_error();
     }
   }
-  if (std::fflush(out) != 0) return write_error();
+  if (std::fflush(out.get()) != 0) return write_error();
   if (!args.model.quiet) {
     std::fprintf(stderr, "wrote [%lld, %lld] float32 to %s\n", static_cast<long long>(count),
                  static_cast<long long>(config.vocab_size), args.out.c_str());

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <limits>
 #include <thread>
 
 #include "cli/args.h"
@@ -51,7 +52,9 @@ std::vector<std::unique_ptr<EngineLoop>> idle_ranks(const LoadedModel& m) {
 bool led_by_rank_0(const LoadedModel& m) { return m.mpi != nullptr && m.mpi->rank() != 0; }
 
 Status follow_rank_0(const LoadedModel& m) {
-  EngineLoop loop(&m.executor(), m.engine);
+  EngineOptions options = m.engine;
+  options.max_queue = std::numeric_limits<int64_t>::max();  // as RankServer asks
+  EngineLoop loop(&m.executor(), options);
   RankServer server(&loop, [&m](const std::string& message) { m.mpi->send(0, message); });
   m.mpi->on_message([&server](int64_t, const std::string& message) { server.receive(message); });
   while (!m.mpi->wait_for_goodbye(0, 1)) server.report();

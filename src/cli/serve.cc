@@ -90,6 +90,12 @@ Status serve(const ServeArgs& args) {
   if (args.max_queue < 0) {
     return invalid_argument("--max-queue ", args.max_queue, ": expected at least 0");
   }
+  for (const std::string& key : args.api_key) {
+    if (key.empty()) return invalid_argument("--api-key: empty, expected a key");
+  }
+  for (const std::string& name : args.served_model_name) {
+    if (name.empty()) return invalid_argument("--served-model-name: empty, expected a name");
+  }
   if (!(args.shutdown_timeout >= 0)) {
     return invalid_argument("--shutdown-timeout ", args.shutdown_timeout, ": expected at least 0");
   }
@@ -97,7 +103,6 @@ Status serve(const ServeArgs& args) {
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   if (const auto job = mpi_job(); job && job->rank != 0 && args.model.ep_size > 1) {
     K3_ASSIGN_OR_RETURN(LoadedModel m, load_model(args.model, args.capacity, true));
-    m.engine.max_queue = args.max_queue;
     return follow_rank_0(m);
   }
 
@@ -115,6 +120,11 @@ Status serve(const ServeArgs& args) {
   options.api_keys = args.api_key;
   options.allowed_origins = args.allowed_origins;
   options.version = kVersion;
+  // What needs no weights is refused before anybody can connect.
+  K3_RETURN_IF_ERROR(load_config(args.model).status());
+  K3_RETURN_IF_ERROR(numerics_policy(args.model).status());
+  K3_ASSIGN_OR_RETURN(const GenerationDefaults defaults,
+                      load_generation_defaults(args.model.model));
   Server server(options);
   K3_RETURN_IF_ERROR(server.start());
   StopSignals signals(&server);
@@ -126,8 +136,6 @@ Status serve(const ServeArgs& args) {
                  server.url().c_str());
   }
 
-  K3_ASSIGN_OR_RETURN(const GenerationDefaults defaults,
-                      load_generation_defaults(args.model.model));
   K3_ASSIGN_OR_RETURN(LoadedModel m,
                       load_model(args.model, args.capacity, true, [&server](double fraction) {
                         server.set_load_progress(fraction, "weights");
@@ -164,8 +172,9 @@ void add_serve(CLI::App* app, int* exit_code) {
                       "Names clients may use (default: the directory's)");
   add_flag_with_value(app, "--api-key", args->api_key, "Key clients must send (repeatable)");
   add_flag_with_value(app, "--allowed-origins", args->allowed_origins, "CORS origins");
-  add_flag_with_value(app, "--max-queue", args->max_queue,
-                      "Requests waiting at most; more are refused with 503");
+  add_flag_with_value(
+      app, "--max-queue", args->max_queue,
+      "Requests that may wait besides --max-num-seqs that run; more are refused with 503");
   add_flag_with_value(app, "--shutdown-timeout", args->shutdown_timeout,
                       "Seconds that requests in progress may take after SIGTERM");
   add_capacity_flags(app, &args->capacity);

@@ -9,7 +9,7 @@
 #include <span>
 #include <utility>
 
-#include "config/strict_json.h"
+#include "core/strict_json.h"
 
 namespace k3 {
 namespace {

@@ -31,7 +31,7 @@ EngineOptions resolve(EngineOptions o, const ExecutorLimits& limits) {
   // least one row: with no more requests than rows nobody is ever left out of a step.
   o.max_num_seqs = std::min(
       {resolve(o.max_num_seqs, limits.num_slots), o.max_num_batched_tokens, limits.max_logit_rows});
-  o.max_queue = std::max<int64_t>(o.max_queue, 1);
+  o.max_queue = std::clamp<int64_t>(o.max_queue, 0, int64_t{1} << 40);
   std::erase_if(o.end_token_ids, [&](int32_t id) { return id < 0 || id >= limits.vocab_size; });
   if (!o.clock) o.clock = steady_seconds;
   if (!o.seed) {
@@ -86,6 +86,11 @@ struct Engine::Impl {
 
 // ---- queued
 
+Status queue_is_full(const EngineOptions& options) {
+  return {ErrorCode::kUnavailable, cat("the queue is full: ", options.max_open(),
+                                       " requests are running or waiting; try again later")};
+}
+
 Status Engine::validate(const Request& request) const {
   const EngineOptions& o = impl_->options;
   if (o.max_num_seqs < 1) {
@@ -102,9 +107,8 @@ Result<RequestId> Engine::submit(Request request) {
   if (!impl_->fatal.ok()) {
     return Status(ErrorCode::kUnavailable, cat("the engine has stopped: ", impl_->fatal.message()));
   }
-  if (impl_->scheduler.num_waiting() >= impl_->options.max_queue) {
-    return Status(ErrorCode::kUnavailable, cat("the queue is full: ", impl_->options.max_queue,
-                                               " requests are waiting; try again later"));
+  if (static_cast<int64_t>(impl_->requests.size()) >= impl_->options.max_open()) {
+    return queue_is_full(impl_->options);
   }
   const RequestId id = ++impl_->last_id;
   impl_->enqueue(id, std::move(request), impl_->options.clock());

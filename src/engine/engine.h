@@ -25,8 +25,7 @@ struct EngineOptions {
   int64_t max_num_seqs = 0;   // requests decoding at once, <= executor slots, and at most one
                               // a row of a step and a row of logits
   int64_t max_num_batched_tokens = 0;  // rows of one step, <= executor max_rows
-  int64_t max_queue = 1024;            // waiting requests (at least 1); beyond it submit refuses
-                                       // (kUnavailable)
+  int64_t max_queue = 1024;            // requests that may wait besides those that may decode
   int32_t max_logprobs = 20;           // bound of SamplingParams::logprobs
   std::vector<int32_t> end_token_ids;  // every configured end id; ids outside the vocabulary are
                                        // dropped: they cannot be generated
@@ -34,7 +33,13 @@ struct EngineOptions {
                                   // system's random source
   std::function<double()> clock;  // seconds, monotonic, callable from any thread; unset: the
                                   // steady clock
+
+  // Requests open at once, in whatever state: so a burst is not refused while slots are still free.
+  int64_t max_open() const { return max_num_seqs + max_queue; }
 };
+
+// What submit answers beyond max_open().
+Status queue_is_full(const EngineOptions& options);
 
 struct EngineStats {
   int64_t running = 0, waiting = 0;

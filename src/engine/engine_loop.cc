@@ -157,9 +157,9 @@ Result<RequestId> EngineLoop::submit(Request request) {
   {
     std::lock_guard lock(impl_->mutex);
     K3_RETURN_IF_ERROR(impl_->refusal());
-    if (impl_->published.waiting + impl_->unpublished >= options.max_queue) {
-      return Status(ErrorCode::kUnavailable, cat("the queue is full: ", options.max_queue,
-                                                 " requests are waiting; try again later"));
+    const EngineStats& known = impl_->published;
+    if (known.running + known.waiting + impl_->unpublished >= options.max_open()) {
+      return queue_is_full(options);
     }
     id = ++impl_->last_id;
     impl_->inbox.submissions.push_back({id, std::move(request), now});

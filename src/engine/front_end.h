@@ -16,6 +16,8 @@ class FrontEnd {
   virtual void cancel(RequestId id) = 0;
   virtual EngineStats stats() const = 0;
   virtual const EngineOptions& options() const = 0;
+  // Requests that can be open at once; submit answers kUnavailable beyond it.
+  virtual int64_t max_open() const { return options().max_open(); }
   // Refuses new requests; returns when the last one has finished or `seconds` have passed (then the
   // rest are cancelled, which waits for the step in progress). True if all finished by themselves.
   // There is no way back.

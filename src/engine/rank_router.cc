@@ -63,6 +63,8 @@ EngineStats RankRouter::stats() const {
 
 const EngineOptions& RankRouter::options() const { return ranks_.front()->options(); }
 
+int64_t RankRouter::max_open() const { return options().max_open() * size(); }
+
 bool RankRouter::drain(double seconds) {
   const auto start = std::chrono::steady_clock::now();
   bool clean = true;

@@ -21,8 +21,9 @@ class RankRouter : public FrontEnd {
   Status validate(const Request& request) const override;
   Result<RequestId> submit(Request request) override;
   void cancel(RequestId id) override;
-  EngineStats stats() const override;  // sums
-  const EngineOptions& options() const override;
+  EngineStats stats() const override;             // sums
+  const EngineOptions& options() const override;  // one rank's
+  int64_t max_open() const override;              // sums
   bool drain(double seconds) override;
   Status health() const override;  // the first rank's that is not ok
 

@@ -231,10 +231,7 @@ Result<RequestId> RemoteRank::submit(Request request) {
     return Status(ErrorCode::kUnavailable,
                   cat("the engine has stopped: ", impl_->failure.message()));
   }
-  if (static_cast<int64_t>(impl_->open.size()) >= limits.max_num_seqs + limits.max_queue) {
-    return Status(ErrorCode::kUnavailable, cat("the queue is full: ", limits.max_queue,
-                                               " requests are waiting; try again later"));
-  }
+  if (static_cast<int64_t>(impl_->open.size()) >= limits.max_open()) return queue_is_full(limits);
   const RequestId id = ++impl_->last_id;
   impl_->open[id].sink = std::move(request.sink);
   impl_->send(

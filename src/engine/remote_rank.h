@@ -46,6 +46,8 @@ class RemoteRank : public FrontEnd {
 // The other process's side: runs on `loop` what arrives.
 class RankServer {
  public:
+  // `loop` must take whatever comes (EngineOptions::max_queue): the front end bounds what is open,
+  // and knows of an end before this side has counted it.
   RankServer(EngineLoop* loop, SendMessage send);
   void receive(std::string_view message);
   // Sends the engine's counters, if they have changed; they also go with each finished request, but

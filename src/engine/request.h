@@ -15,6 +15,9 @@
 
 namespace k3 {
 
+// vLLM bounds it by 0 alone; beyond these a logit times or over it may no longer be finite.
+inline constexpr float kMinRepetitionPenalty = 1e-6f, kMaxRepetitionPenalty = 1e6f;
+
 // Names, meanings and defaults are vLLM's.
 struct SamplingParams {
   float temperature = 1.0f;                           // 0 = greedy
@@ -23,7 +26,7 @@ struct SamplingParams {
   float min_p = 0.0f;                                 // [0, 1]
   float presence_penalty = 0.0f;                      // [-2, 2]
   float frequency_penalty = 0.0f;                     // [-2, 2]
-  float repetition_penalty = 1.0f;                    // > 0; counts prompt and output tokens
+  float repetition_penalty = 1.0f;                    // as above; counts prompt and output tokens
   std::vector<std::pair<int32_t, float>> logit_bias;  // token id -> added to its logit, [-100, 100]
   std::optional<uint64_t> seed;  // same seed, same request, same tokens, whatever the batch
   int64_t max_tokens = 16;

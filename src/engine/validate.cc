@@ -41,12 +41,12 @@ Status check_lengths(const Request& request, const EngineOptions& options,
 
 Status check_sampling(const SamplingParams& s, const EngineOptions& options, int64_t vocab_size) {
   constexpr float kMax = std::numeric_limits<float>::max();
-  constexpr float kMin = std::numeric_limits<float>::min();
   K3_RETURN_IF_ERROR(check_range("temperature", s.temperature, 0.0f, kMax));
   K3_RETURN_IF_ERROR(check_range("min_p", s.min_p, 0.0f, 1.0f));
   K3_RETURN_IF_ERROR(check_range("presence_penalty", s.presence_penalty, -2.0f, 2.0f));
   K3_RETURN_IF_ERROR(check_range("frequency_penalty", s.frequency_penalty, -2.0f, 2.0f));
-  K3_RETURN_IF_ERROR(check_range("repetition_penalty", s.repetition_penalty, kMin, kMax));
+  K3_RETURN_IF_ERROR(check_range("repetition_penalty", s.repetition_penalty, kMinRepetitionPenalty,
+                                 kMaxRepetitionPenalty));
   if (!(s.top_p > 0.0f && s.top_p <= 1.0f)) {
     return invalid_argument("top_p: ", s.top_p, ", expected above 0 and at most 1");
   }

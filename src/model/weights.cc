@@ -39,6 +39,13 @@ class Binder {
         out[i] = bf16_to_f32(h);
       }
     }
+    // Read once anyway; a NaN here (a router's bias, say) can end in answers that look like
+    // answers.
+    for (size_t i = 0; i < out.size() && status_.ok(); ++i) {
+      if (std::isfinite(out[i])) continue;
+      status_ = checkpoint_error("tensor ", name, ": element ", i, ": found ", out[i],
+                                 ", expected finite values");
+    }
     return out;
   }
 

@@ -3,7 +3,8 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "config/strict_json.h"
+#include "core/strict_json.h"
+#include "engine/request.h"
 #include "server/fields.h"
 
 namespace k3 {
@@ -21,7 +22,8 @@ Result<GenerationDefaults> parse_generation_defaults(std::string_view json,
   fields.integer("top_k", -1, INT32_MAX, &top_k);
   out.top_k = static_cast<int32_t>(top_k);
   fields.number("min_p", 0, 1, &out.min_p);
-  fields.number("repetition_penalty", 1e-6, 1e6, &out.repetition_penalty);
+  fields.number("repetition_penalty", kMinRepetitionPenalty, kMaxRepetitionPenalty,
+                &out.repetition_penalty);
   // The file's other keys are for other programs; only an error in one of ours counts.
   if (fields.failed()) return checkpoint_error(origin, ": ", fields.finish()->message);
   return out;

@@ -67,6 +67,15 @@ void GenerationJob::start() {
       return exchange_->reply_error(to_api_error(status));
     }
   }
+  const auto choices = static_cast<int64_t>(choices_.size());
+  const int64_t room = spec_.rank < 0 ? engine_->max_open() : engine_->options().max_open();
+  if (choices > room) {
+    dead_ = true;
+    return exchange_->reply_error(
+        to_api_error(invalid_argument(spec_.n > 1 ? "n" : "prompt", ": found ", choices,
+                                      " choices in one request, expected at most ", room,
+                                      " (what may decode and wait at once)")));
+  }
   // The job may be over before the IO thread says so: what is counted does not depend on it.
   exchange_->on_disconnect([weak = weak_from_this(), metrics = metrics_](bool slow) {
     ++(slow ? metrics->slow_readers : metrics->disconnects);

@@ -68,6 +68,16 @@ std::string percent_decode(std::string_view in) {
   return out;
 }
 
+// Of a target in origin form (/path?query) or in absolute form (http://host/path?query).
+std::string path_of(std::string_view target) {
+  if (target.starts_with("http://") || target.starts_with("https://")) {
+    const size_t host = target.find("//") + 2;
+    target = target.substr(std::min(target.size(), target.find_first_of("/?", host)));
+    if (target.empty() || target[0] == '?') return "/";
+  }
+  return percent_decode(target.substr(0, target.find('?')));
+}
+
 class Connection;
 
 }  // namespace
@@ -205,6 +215,15 @@ class Connection : public std::enable_shared_from_this<Connection> {
         return reject(400,
                       cat("Transfer-Encoding: found '", std::string(field->value()).substr(0, 40),
                           "', expected chunked, once"));
+      }
+    }
+    // Of two, someone in front of us may have read the other.
+    for (const char* name : {"Host", "Content-Type", "Content-Encoding", "Authorization",
+                             "X-Request-Id", "X-data-parallel-rank"}) {
+      const auto found = parser_->get().count(name);
+      const bool missing = found == 0 && parser_->get().version() >= 11 && name[0] == 'H';
+      if (found > 1 || missing) {
+        return reject(400, cat(name, ": found ", found, " such headers, expected one"));
       }
     }
     state_ = State::kBody;
@@ -494,8 +513,7 @@ void Connection::got_body(ErrorCodeT error) {
   chunked_ = answer_done_ = false;
   HttpRequest request;
   request.method = std::string(message.method_string());
-  const auto target = message.target();
-  request.path = percent_decode({target.data(), std::min(target.size(), target.find('?'))});
+  request.path = path_of({message.target().data(), message.target().size()});
   for (const auto& field : message) {
     std::string name(field.name_string());
     for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));

@@ -15,6 +15,12 @@ constexpr std::string_view kNotSupported = "this server does not support it";
 constexpr std::string_view kNoConstraint =
     "this server has no constrained decoding (response_format tells the model the schema)";
 
+void read_model(Fields& fields, std::string* out) {
+  if (fields.string("model", out) && out->empty()) {
+    fields.fail(bad_field("model", "model: found \"\", expected a served name, or no model"));
+  }
+}
+
 void read_stop(Fields& fields, GenerationFields* out) {
   const Json* stop = fields.take("stop");
   if (stop == nullptr) return;
@@ -123,7 +129,7 @@ void read_stream(Fields& fields, GenerationFields* out) {
 // Fields of OpenAI and vLLM clients that both endpoints know. What is refused here is refused with
 // a reason; a harmless value is one that asks for what happens anyway.
 void read_common(Fields& fields, const SchemaContext& context, GenerationFields* out) {
-  fields.string("model", &out->model);
+  read_model(fields, &out->model);
 
   SamplingParams& s = out->sampling;
   s.temperature = context.defaults.temperature;
@@ -140,11 +146,8 @@ void read_common(Fields& fields, const SchemaContext& context, GenerationFields*
   fields.number("min_p", 0, 1, &s.min_p);
   fields.number("presence_penalty", -2, 2, &s.presence_penalty);
   fields.number("frequency_penalty", -2, 2, &s.frequency_penalty);
-  if (fields.number("repetition_penalty", 0, 1e6, &s.repetition_penalty) &&
-      !(s.repetition_penalty > 0)) {
-    fields.fail(
-        bad_field("repetition_penalty", "repetition_penalty: found 0, expected a number above 0"));
-  }
+  fields.number("repetition_penalty", kMinRepetitionPenalty, kMaxRepetitionPenalty,
+                &s.repetition_penalty);
   read_logit_bias(fields, context.vocab_size, &s);
   int64_t seed = 0;
   if (fields.integer("seed", INT64_MIN, INT64_MAX, &seed)) s.seed = static_cast<uint64_t>(seed);
@@ -177,8 +180,18 @@ void read_common(Fields& fields, const SchemaContext& context, GenerationFields*
   }
 
   // Cannot change the answer.
-  fields.ignore({"user", "metadata", "store", "safety_identifier", "prompt_cache_key",
-                 "prompt_cache_retention"});
+  std::string any_text;
+  bool any_truth = false;
+  for (const char* name :
+       {"user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}) {
+    fields.string(name, &any_text);
+  }
+  fields.boolean("store", &any_truth);
+  if (const Json* metadata = fields.take("metadata");
+      metadata != nullptr && !metadata->is_object()) {
+    fields.fail(
+        bad_field("metadata", "metadata: found ", shown(*metadata), ", expected an object"));
+  }
   fields.refuse("service_tier", "there is one tier: auto", {"auto", "default"});
   fields.refuse("add_special_tokens", "K3's tokenizer adds no tokens to a prompt", {true, false});
   fields.refuse("spaces_between_special_tokens", kNotSupported, {true, false});
@@ -345,7 +358,7 @@ std::optional<ApiError> parse_chat_body(const Json& body, const SchemaContext& c
 
 std::optional<ApiError> parse_tokenize_body(const Json& body, TokenizeBody* out) {
   Fields fields(body);
-  fields.string("model", &out->model);
+  read_model(fields, &out->model);
   fields.boolean("return_token_strs", &out->return_token_strs);
   fields.refuse("add_special_tokens", "K3's tokenizer adds no tokens to a prompt", {true, false});
   const auto messages = body.find("messages");
@@ -374,7 +387,7 @@ std::optional<ApiError> parse_tokenize_body(const Json& body, TokenizeBody* out)
 std::optional<ApiError> parse_detokenize_body(const Json& body, const SchemaContext& context,
                                               DetokenizeBody* out) {
   Fields fields(body);
-  fields.string("model", &out->model);
+  read_model(fields, &out->model);
   const Json* tokens = fields.take("tokens");
   if (tokens == nullptr) {
     fields.fail({400, "tokens: missing; expected an array of token ids", "invalid_request_error",

@@ -15,6 +15,7 @@
 #include "server/fields.h"
 #include "server/generation_job.h"
 #include "server/json_body.h"
+#include "server/log.h"
 #include "server/metrics.h"
 #include "server/schema.h"
 #include "server/wire.h"
@@ -51,6 +52,16 @@ std::string header_safe(const std::string& text) {
   return out;
 }
 
+// A Content-Type: application/json, with no charset or with UTF-8.
+bool is_utf8_json(std::string type) {
+  std::erase_if(type, [](char c) { return c == ' ' || c == '\t' || c == '"'; });
+  for (char& c : type) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  const size_t charset = type.find(";charset=");
+  return type.substr(0, type.find(';')) == "application/json" &&
+         (charset == std::string::npos ||
+          type.substr(charset, type.find(';', charset + 1) - charset) == ";charset=utf-8");
+}
+
 bool cut_prefix(const std::string& text, std::string_view prefix, std::string* rest) {
   if (text.compare(0, prefix.size(), prefix) != 0) return false;
   *rest = text.substr(prefix.size());
@@ -79,8 +90,11 @@ struct Server::Impl {
             },
             [this](int status, const std::string& message) {
               metrics->count_http("other", "malformed", status);
+              const std::string id = random_id("req-");
+              server_log().info("request {} malformed status={}", id, status);
               HttpReply reply;
               reply.status = status;
+              reply.headers = {{"X-Request-Id", id}};
               reply.body = error_body({status, message,
                                        status == 500 ? "server_error" : "invalid_request_error", "",
                                        status == 413 ? "body_too_large" : "bad_http"});
@@ -139,7 +153,7 @@ const std::vector<Server::Impl::Route>& Server::Impl::routes() {
       {"GET", "/health", false, true, false, &Impl::health},
       {"GET", "/ping", false, true, false, &Impl::health},
       {"GET", "/version", false, false, false, &Impl::version},
-      {"GET", "/metrics", false, false, false, &Impl::metrics_page},
+      {"GET", "/metrics", false, true, false, &Impl::metrics_page},
   };
   return all;
 }
@@ -300,10 +314,10 @@ void Server::Impl::version(const ExchangePtr& x, const ModelContext* model) {
 
 void Server::Impl::metrics_page(const ExchangePtr& x, const ModelContext* model) {
   metrics->connections = http.connections();
-  const EngineStats stats = model->engine->stats();
+  const EngineStats stats = model != nullptr ? model->engine->stats() : EngineStats{};
   HttpReply reply;
   reply.content_type = "text/plain; version=0.0.4; charset=utf-8";
-  reply.body = metrics->print(options.served_model_names[0], &stats);
+  reply.body = metrics->print(options.served_model_names[0], model != nullptr ? &stats : nullptr);
   x->reply(std::move(reply));
 }
 
@@ -335,13 +349,10 @@ void Server::Impl::model_by_id(const ExchangePtr& x, const ModelContext* model) 
 
 bool Server::Impl::read_body(const ExchangePtr& x, Json* body) {
   const std::string* type = x->request().header("content-type");
-  std::string mime = type != nullptr ? type->substr(0, type->find(';')) : "application/json";
-  while (!mime.empty() && mime.back() == ' ') mime.pop_back();
-  std::transform(mime.begin(), mime.end(), mime.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  if (mime != "application/json" || x->request().header("content-encoding") != nullptr) {
-    x->reply_error({415, "the body must be plain application/json", "invalid_request_error", "",
-                    "unsupported_media_type"});
+  if ((type != nullptr && !is_utf8_json(*type)) ||
+      x->request().header("content-encoding") != nullptr) {
+    x->reply_error({415, "the body must be plain application/json in UTF-8",
+                    "invalid_request_error", "", "unsupported_media_type"});
     return false;
   }
   if (auto error = parse_json_body(x->request().body, body)) {

@@ -2,17 +2,13 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <charconv>
-#include <cstdio>
-#include <cstring>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 
+#include "core/strict_json.h"
 #include "text/bpe.h"
 #include "text/pre_tokenizer.h"
-#include "text/py_json.h"
 
 namespace k3 {
 namespace {
@@ -23,7 +19,8 @@ using json = nlohmann::json;
 // file.
 constexpr int64_t kMaxSpecialSlots = 65'536;
 
-constexpr std::string_view kLfsPointer = "version https://git-lfs.github.com/spec/";
+// Either file; K3's vocabulary has 2.8 MB.
+constexpr int64_t kMaxFileBytes = 256 << 20;
 
 constexpr std::array<int8_t, 256> kBase64 = [] {
   std::array<int8_t, 256> table{};
@@ -67,25 +64,6 @@ std::string excerpt(std::string_view text) {
   return out;
 }
 
-Result<std::string> read_file(const std::string& path) {
-  // A pipe or a device might never end.
-  std::error_code ignored;
-  const auto status = std::filesystem::status(path, ignored);
-  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
-    return checkpoint_error(path, ": not a regular file");
-  }
-  std::FILE* file = std::fopen(path.c_str(), "rb");
-  if (file == nullptr) return checkpoint_error(path, ": ", std::strerror(errno));
-  std::string data;
-  std::array<char, 65536> buffer;
-  size_t n = 0;
-  while ((n = std::fread(buffer.data(), 1, buffer.size(), file)) > 0) data.append(buffer.data(), n);
-  const bool failed = std::ferror(file) != 0;
-  std::fclose(file);
-  if (failed) return checkpoint_error(path, ": cannot be read");
-  return data;
-}
-
 }  // namespace
 
 struct Tokenizer::Impl {
@@ -111,11 +89,6 @@ struct Tokenizer::Impl {
 
 // Fills blob and tokens[0, num_ranks); read_specials adds the rest.
 Status Tokenizer::Impl::read_ranks(std::string_view file, int64_t vocab_size) {
-  if (file.starts_with(kLfsPointer)) {
-    return checkpoint_error(
-        "tiktoken.model: this is a Git LFS pointer, not the vocabulary; fetch the real file "
-        "(git lfs pull)");
-  }
   struct Entry {
     size_t begin, end, line;
   };
@@ -198,19 +171,8 @@ Status Tokenizer::Impl::read_ranks(std::string_view file, int64_t vocab_size) {
 }
 
 Status Tokenizer::Impl::read_specials(std::string_view config, int64_t vocab_size) {
-  if (config.starts_with(kLfsPointer)) {
-    return checkpoint_error(
-        "tokenizer_config.json: this is a Git LFS pointer, not the file; fetch the real one "
-        "(git lfs pull)");
-  }
-  const ParsedJson parsed = py_json_loads(config);
-  const json root(parsed.value);
-  if (parsed.kind != ParsedJson::Kind::kOk || !root.is_object()) {
-    return checkpoint_error("tokenizer_config.json: ",
-                            parsed.kind == ParsedJson::Kind::kTooDeep
-                                ? cat("nested deeper than ", kMaxJsonDepth, " levels")
-                                : std::string("not a JSON object"));
-  }
+  K3_ASSIGN_OR_RETURN(const json root, parse_strict_json(config, "tokenizer_config.json"));
+  if (!root.is_object()) return checkpoint_error("tokenizer_config.json: not a JSON object");
   const int64_t slots = vocab_size - num_ranks;
   if (slots > kMaxSpecialSlots) {
     return checkpoint_error(
@@ -249,6 +211,14 @@ Status Tokenizer::Impl::read_specials(std::string_view config, int64_t vocab_siz
       if (!slot.empty()) return checkpoint_error(where, "id ", id, " was given before");
       slot = name;
     }
+  }
+  // K3's named specials begin where its ranks end, so a vocabulary cut off at a line shows here.
+  const auto first = std::find_if(names.begin(), names.end(), [](auto& n) { return !n.empty(); });
+  if (first != names.end() && first != names.begin()) {
+    return checkpoint_error("tiktoken.model: ", num_ranks, " tokens, but tokenizer_config.json's ",
+                            "first special token ", excerpt(*first), " has id ",
+                            num_ranks + (first - names.begin()),
+                            ", expected one to follow the other: is the file whole?");
   }
   size_t total = 0;
   for (size_t i = 0; i < names.size(); ++i) {
@@ -301,8 +271,10 @@ Tokenizer::~Tokenizer() = default;
 
 Result<std::shared_ptr<const Tokenizer>> Tokenizer::load(const std::string& model_dir,
                                                          int64_t vocab_size) {
-  K3_ASSIGN_OR_RETURN(const std::string ranks, read_file(model_dir + "/tiktoken.model"));
-  K3_ASSIGN_OR_RETURN(const std::string config, read_file(model_dir + "/tokenizer_config.json"));
+  K3_ASSIGN_OR_RETURN(const std::string ranks,
+                      read_text_file(model_dir + "/tiktoken.model", kMaxFileBytes));
+  K3_ASSIGN_OR_RETURN(const std::string config,
+                      read_text_file(model_dir + "/tokenizer_config.json", kMaxFileBytes));
   auto tokenizer = parse(ranks, config, vocab_size);
   if (!tokenizer.ok()) {
     return Status(tokenizer.status().code(), model_dir + ": " + tokenizer.status().message());

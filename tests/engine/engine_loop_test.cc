@@ -130,7 +130,7 @@ TEST(EngineLoop, QueueBoundCountsWhatWaitsAndNotWhatRuns) {
   EXPECT_EQ(loop.stats().waiting, 2);
   const Status full = loop.submit(requests[3]).status();
   EXPECT_EQ(full.code(), ErrorCode::kUnavailable);
-  EXPECT_THAT(full.message(), HasSubstr("2 requests are waiting"));
+  EXPECT_THAT(full.message(), HasSubstr("3 requests are running or waiting"));
   gate.open();
   for (int i = 0; i < 3; ++i) {
     EXPECT_TRUE(sink_of(requests[static_cast<size_t>(i)]).wait_finished());

@@ -71,7 +71,7 @@ class Soak {
   }
   static EngineOptions options() {
     EngineOptions options = small_options();
-    options.max_queue = 16;
+    options.max_queue = 8;
     return options;
   }
 

@@ -381,14 +381,17 @@ TEST(Engine, StatsCountWhatHappened) {
 TEST(Engine, AFullQueueRefusesAndTakesAgainWhenItMoves) {
   FakeExecutor executor(small_limits());
   EngineOptions options = small_options();
-  options.max_queue = 3;
+  options.max_num_seqs = 2;
+  options.max_queue = 1;
   Engine engine(&executor, options);
-  for (uint64_t i = 0; i < 3; ++i) ASSERT_TRUE(engine.submit(make_request(4, 4, i)).ok());
+  const Request first = make_request(4, 4, 1);
+  ASSERT_TRUE(engine.submit(first).ok());
+  for (uint64_t i = 0; i < 2; ++i) ASSERT_TRUE(engine.submit(make_request(4, 4, i)).ok());
   const Request refused = make_request(4, 4, 9);
   const Status status = engine.submit(refused).status();
   EXPECT_EQ(status.code(), ErrorCode::kUnavailable);
-  EXPECT_THAT(status.message(), HasSubstr("3 requests are waiting"));
-  ASSERT_TRUE(engine.step().ok());
+  EXPECT_THAT(status.message(), HasSubstr("3 requests are running or waiting"));
+  while (!sink_of(first).finished()) ASSERT_TRUE(engine.step().ok());
   EXPECT_TRUE(engine.submit(make_request(4, 4, 10)).ok());
   ASSERT_TRUE(run_to_end(&engine));
   EXPECT_FALSE(sink_of(refused).finished());

@@ -6,6 +6,7 @@
 
 #include <condition_variable>
 #include <deque>
+#include <limits>
 #include <mutex>
 #include <thread>
 
@@ -63,7 +64,7 @@ class Wire {
 struct Pair {
   explicit Pair(const EngineOptions& options = small_options())
       : here(&here_executor, options),
-        there(std::make_unique<EngineLoop>(&there_executor, options)),
+        there(std::make_unique<EngineLoop>(&there_executor, unbounded(options))),
         server(there.get(), [this](const std::string& m) { from_rank->send(m); }),
         remote(&here, [this](const std::string& m) { to_rank->send(m); }) {
     to_rank = std::make_unique<Wire>([this](const std::string& m) { server.receive(m); });
@@ -74,6 +75,11 @@ struct Pair {
     to_rank.reset();
     there.reset();
     from_rank.reset();
+  }
+
+  static EngineOptions unbounded(EngineOptions options) {
+    options.max_queue = std::numeric_limits<int64_t>::max();
+    return options;
   }
 
   FakeExecutor here_executor{small_limits()}, there_executor{small_limits()};
@@ -207,6 +213,28 @@ TEST(RemoteRank, RefusalsComeBeforeAnythingIsSent) {
   EXPECT_THAT(more.status().message(), HasSubstr("queue is full"));
   EXPECT_EQ(pair.remote.stats().running, 8);
   EXPECT_EQ(pair.remote.stats().waiting, 1);
+  for (const Request& r : fill) {
+    ASSERT_TRUE(sink_of(r).wait_finished());
+    EXPECT_EQ(sink_of(r).finish().reason, FinishReason::kLength);
+  }
+}
+
+// What the front end has room for, the rank takes: with the queue always at its limit, the rank
+// learns of an end later than the front end does.
+TEST(RemoteRank, AnAcceptedRequestIsNeverRefusedByTheRank) {
+  EngineOptions options = small_options();
+  options.max_queue = 0;
+  Pair pair(options);
+  std::vector<Request> taken;
+  for (uint64_t i = 0; taken.size() < 400; ++i) {
+    const Request r = make_request(1, 1, i);
+    if (pair.remote.submit(r).ok()) taken.push_back(r);
+  }
+  for (const Request& r : taken) {
+    ASSERT_TRUE(sink_of(r).wait_finished());
+    EXPECT_EQ(sink_of(r).finish().reason, FinishReason::kLength)
+        << sink_of(r).finish().error.message();
+  }
 }
 
 TEST(RemoteRank, ALostGroupFinishesEveryRequestOnce) {

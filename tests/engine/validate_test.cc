@@ -143,13 +143,13 @@ TEST(Validate, OptionsAreLoweredToWhatTheExecutorCanDo) {
   EngineOptions options;
   options.max_num_seqs = 100;
   options.max_num_batched_tokens = 1 << 20;
-  options.max_queue = 0;
+  options.max_queue = std::numeric_limits<int64_t>::max();
   options.end_token_ids = {3, 256, -1};
   const Engine engine(&executor, options);
   EXPECT_EQ(engine.options().max_model_len, 2048);
   EXPECT_EQ(engine.options().max_num_seqs, 5);
   EXPECT_EQ(engine.options().max_num_batched_tokens, 128);
-  EXPECT_EQ(engine.options().max_queue, 1);
+  EXPECT_GT(engine.options().max_open(), int64_t{1} << 40);
   EXPECT_EQ(engine.options().end_token_ids, (std::vector<int32_t>{3}));
   EXPECT_GT(engine.options().clock(), 0.0);
 }

@@ -88,18 +88,27 @@ TEST(Http, MalformedRequestsAre400AndTheConnectionCloses) {
   Echo echo;
   for (const char* text :
        {"hello\r\n\r\n", "GET\r\n\r\n", "GET / HTTP/9.9\r\n\r\n",
-        "\x16\x03\x01\x02\x00\x01garbage\r\n\r\n", "GET / HTTP/1.1\r\nbad header\r\n\r\n",
-        "GET / HTTP/1.1\r\nA\x01: b\r\n\r\n", "POST / HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
-        "POST / HTTP/1.1\r\nContent-Length: 5x\r\n\r\n",
-        "POST / HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n",
-        "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-        "POST / HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        "\x16\x03\x01\x02\x00\x01garbage\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: x\r\nbad header\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: x\r\nA\x01: b\r\n\r\n",
+        "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5x\r\n\r\n",
+        "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999\r\n\r\n",
+        "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: "
+        "chunked\r\n\r\n0\r\n\r\n",
+        "GET / HTTP/1.1\r\n\r\n", "GET / HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer a\r\nAuthorization: Bearer b\r\n\r\n",
         // A coding we do not read: what follows is its body, never a second request.
-        "POST / HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\nGET /a HTTP/1.1\r\n\r\n",
-        "POST / HTTP/1.1\r\nTransfer-Encoding: identity\r\n\r\nGET /a HTTP/1.1\r\n\r\n",
-        "POST / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
-        "POST / HTTP/1.1\r\nTransfer-Encoding: chunked, gzip\r\n\r\nGET /a HTTP/1.1\r\n\r\n",
-        "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: gzip\r\n\r\n0\r\n"
+        "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\nGET /a HTTP/1.1\r\nHost: "
+        "x\r\n\r\n",
+        "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: identity\r\n\r\nGET /a HTTP/1.1\r\nHost: "
+        "x\r\n\r\n",
+        "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked, gzip\r\n\r\nGET /a "
+        "HTTP/1.1\r\nHost: x\r\n\r\n",
+        "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: "
+        "gzip\r\n\r\n0\r\n"
         "\r\n"}) {
     HttpClient client(echo.server->port());
     client.send_raw(text);
@@ -109,6 +118,13 @@ TEST(Http, MalformedRequestsAre400AndTheConnectionCloses) {
   EXPECT_EQ(echo.requests, 0);
   HttpClient good(echo.server->port());
   EXPECT_EQ(good.request("GET", "/a").status, 200);
+}
+
+TEST(Http, ATargetMayNameItsHost) {
+  Echo echo;
+  HttpClient client(echo.server->port());
+  EXPECT_EQ(client.request("GET", "http://proxy.example/a?b=c").body, "GET /a ");
+  EXPECT_EQ(client.request("GET", "http://proxy.example").body, "GET / ");
 }
 
 TEST(Http, HeadersAndBodiesHaveLimits) {
@@ -123,7 +139,7 @@ TEST(Http, HeadersAndBodiesHaveLimits) {
   body.send_request("POST", "/a", std::string(20000, 'x'));
   EXPECT_EQ(body.read_reply().status, 413);
   HttpClient chunked(echo.server->port());
-  chunked.send_raw("POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n");
+  chunked.send_raw("POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n");
   for (int i = 0; i < 20; ++i) chunked.send_raw("3e8\r\n" + std::string(1000, 'x') + "\r\n");
   EXPECT_EQ(chunked.read_reply().status, 413);
   HttpClient fits(echo.server->port());
@@ -134,7 +150,8 @@ TEST(Http, HeadersAndBodiesHaveLimits) {
 TEST(Http, ExpectContinueIsAnswered) {
   Echo echo;
   HttpClient client(echo.server->port());
-  client.send_raw("POST /a HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n");
+  client.send_raw(
+      "POST /a HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n");
   ASSERT_TRUE(client.receive());
   EXPECT_EQ(client.buffered(), "HTTP/1.1 100 Continue\r\n\r\n");
   client.send_raw("hi");
@@ -149,10 +166,10 @@ TEST(Http, SlowHeadersBodiesAndReadersRunOutOfTime) {
   options.idle_seconds = 0.6;
   Echo echo(options);
   HttpClient header(echo.server->port()), body(echo.server->port()), idle(echo.server->port());
-  body.send_raw("POST /a HTTP/1.1\r\nContent-Length: 100\r\n\r\nabc");
+  body.send_raw("POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc");
   const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < 8; ++i) {  // a byte now and then must not help
-    header.send_raw(i == 0 ? "GET /a HTTP/1.1\r\nX: " : "x");
+    header.send_raw(i == 0 ? "GET /a HTTP/1.1\r\nHost: x\r\nX: " : "x");
     std::this_thread::sleep_for(50ms);
   }
   EXPECT_EQ(header.read_reply().status, 408);

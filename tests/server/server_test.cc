@@ -113,7 +113,8 @@ TEST(Server, ListensBeforeTheModelIsThereAndSaysHowFarItIs) {
   EXPECT_EQ(reply.status, 503);
   EXPECT_EQ(reply.json()["status"], "loading");
   EXPECT_DOUBLE_EQ(reply.json()["progress"].get<double>(), 0.37);
-  for (const char* path : {"/v1/models", "/version", "/metrics"}) {
+  EXPECT_EQ(client.request("GET", "/metrics").status, 200);
+  for (const char* path : {"/v1/models", "/version"}) {
     reply = client.request("GET", path);
     EXPECT_EQ(reply.status, 503) << path;
     EXPECT_EQ(reply.headers.count("retry-after"), 1u);
@@ -353,9 +354,24 @@ TEST(Server, ErrorsComeBeforeAnyFrameAndHaveOpenAIsShape) {
   EXPECT_EQ(reply.status, 405);
   EXPECT_NE(reply.headers.at("allow").find("POST"), std::string::npos);
   EXPECT_EQ(client.request("DELETE", "/v1/models").status, 405);
-  client.send_raw(
-      "POST /v1/completions HTTP/1.1\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}");
-  EXPECT_EQ(client.read_reply().status, 415);
+  for (const auto& [type, status] : {std::pair("text/plain", 415),
+                                     {"application/json; charset=latin1", 415},
+                                     {"application/json;v=1; charset=\"UTF-8\"", 400}}) {
+    client.send_raw(cat("POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: ", type,
+                        "\r\nContent-Length: 2\r\n\r\n{}"));
+    EXPECT_EQ(client.read_reply().status, status) << type;
+  }
+  // Harmless fields have types, too.
+  for (const char* field : {"model", "user", "metadata", "store", "prompt_cache_key"}) {
+    const json body{{"prompt", "x"}, {field, field == std::string("model") ? json("") : json(7)}};
+    reply = client.request("POST", "/v1/completions", body.dump());
+    EXPECT_EQ(reply.status, 400) << field;
+    EXPECT_EQ(reply.json()["error"]["param"], field);
+  }
+  client.send_raw("GET / HTTP/1.1\r\n\r\n");
+  reply = client.read_reply();
+  EXPECT_EQ(reply.status, 400);
+  EXPECT_EQ(reply.headers.count("x-request-id"), 1u);
 }
 
 TEST(Server, TheSmallEndpoints) {
@@ -538,6 +554,24 @@ TEST(Server, QueueFullIs503WithRetryAfter) {
   EXPECT_EQ(reply.headers.count("retry-after"), 1u);
   w.executor->hold = false;
   for (HttpClient& c : clients) EXPECT_EQ(c.read_reply().status, 200);
+}
+
+// It could never succeed: no 503 that asks to come again.
+TEST(Server, MoreChoicesThanCanBeOpenAre400) {
+  World w(1, nullptr, {}, nullptr, [](EngineOptions* o) { o->max_queue = 2; });
+  w.ready();
+  HttpClient client(w.port());
+  ClientReply reply = client.request("POST", "/v1/completions",
+                                     R"({"model":"nano","prompt":"ab","max_tokens":2,"n":4})");
+  EXPECT_EQ(reply.status, 400) << reply.body;
+  EXPECT_EQ(reply.json()["error"]["param"], "n");
+  reply = client.request("POST", "/v1/completions",
+                         R"({"model":"nano","prompt":["a","b","c","d"],"max_tokens":2})");
+  EXPECT_EQ(reply.status, 400) << reply.body;
+  EXPECT_EQ(reply.json()["error"]["param"], "prompt");
+  reply = client.request("POST", "/v1/completions",
+                         R"({"model":"nano","prompt":"ab","max_tokens":2,"n":3})");
+  EXPECT_EQ(reply.status, 200) << reply.body;
 }
 
 TEST(Server, H32_AnEngineFaultIsAnErrorToTheClientAndToHealth) {

@@ -232,10 +232,17 @@ TEST(TokenizerFile, EveryByteNeedsARank) {
 TEST(TokenizerFile, AnLfsPointerIsNamedForWhatItIs) {
   const std::string pointer =
       "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 2795286\n";
-  EXPECT_NE(error_of(pointer).find("LFS pointer"), std::string::npos);
-  EXPECT_NE(
-      error_of(ranks_file(), pointer).find("tokenizer_config.json: this is a Git LFS pointer"),
-      std::string::npos);
+  const auto dir = std::filesystem::path(testing::TempDir()) / "k3_tokenizer_lfs";
+  std::filesystem::create_directories(dir);
+  const auto message = [&dir](const std::string& ranks, const std::string& config) {
+    std::ofstream(dir / "tiktoken.model") << ranks;
+    std::ofstream(dir / "tokenizer_config.json") << config;
+    return Tokenizer::load(dir.string(), 512).status().message();
+  };
+  EXPECT_NE(message(pointer, "{}").find("tiktoken.model: a Git LFS pointer"), std::string::npos);
+  EXPECT_NE(message(ranks_file(), pointer).find("tokenizer_config.json: a Git LFS pointer"),
+            std::string::npos);
+  EXPECT_EQ(message(ranks_file(), "{}"), "");
 }
 
 TEST(TokenizerFile, SpecialTokensMustFitTheirSlots) {
@@ -245,21 +252,23 @@ TEST(TokenizerFile, SpecialTokensMustFitTheirSlots) {
     const std::string message = error_of(ranks, config, size);
     EXPECT_NE(message.find(why), std::string::npos) << message;
   };
-  refused("\xef\xbb\xbf{}", "not a JSON object");
-  refused(std::string(1000, '['), "nested deeper than 128");
+  refused("\xef\xbb\xbf{}", "not JSON at byte 0");
+  refused(std::string(1000, '['), "nested deeper than 16");
   refused("[]", "not a JSON object");
-  refused("{", "not a JSON object");
+  refused("{", "not JSON at byte 2");
+  refused(R"({"added_tokens_decoder": {}, "added_tokens_decoder": {}})", "appears twice");
+  refused(R"({"added_tokens_decoder": {"258": {"content": "A"}}})", "is the file whole?");
   refused(R"({"added_tokens_decoder": []})", "expected an object");
   refused(R"({"added_tokens_decoder": {"x": {"content": "A"}}})", "not a token id");
   refused(R"({"added_tokens_decoder": {"300": "A"}})", "non-empty string `content`");
   refused(R"({"added_tokens_decoder": {"300": {"content": ""}}})", "non-empty string `content`");
   refused(R"({"added_tokens_decoder": {"255": {"content": "A"}}})", "has the id of a rank");
   refused(R"({"added_tokens_decoder": {"512": {"content": "A"}}})", "beyond vocab_size 512");
-  refused(R"({"added_tokens_decoder": {"300": {"content": "A"}, "301": {"content": "A"}}})",
+  refused(R"({"added_tokens_decoder": {"256": {"content": "A"}, "257": {"content": "A"}}})",
           "are both \"A\"");
   refused(R"({"added_tokens_decoder": {"300": {"content": "A"}, "0300": {"content": "B"}}})",
           "given before");
-  refused(R"({"added_tokens_decoder": {"300": {"content": "<|reserved_token_301|>"}}})",
+  refused(R"({"added_tokens_decoder": {"256": {"content": "<|reserved_token_301|>"}}})",
           "are both");
   refused("{}", "do the two belong together", 10'000'000);
   refused("{}", "expected 1 to", 0);

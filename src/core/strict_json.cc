@@ -1,4 +1,4 @@
-#include "config/strict_json.h"
+#include "core/strict_json.h"
 
 #include <cerrno>
 #include <cstdint>

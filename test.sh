@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # ./test.sh: installs what is missing, builds, and runs every CPU test. No GPU is needed.
-#   ./test.sh            everything (about 20 minutes on two cores)
+#   ./test.sh            everything (about 25 minutes on two cores, packages included)
 #   ./test.sh release    the Release tests alone; likewise api, asan, tsan, fuzz
 # Prints what it skipped and why.
 set -euo pipefail

@@ -159,7 +159,7 @@ Result<std::unique_ptr<Checkpoint>> Checkpoint::open(const std::string& model_di
   for (const LocatedTensor& t : catalog.tensors) {
     if (!is_held(t.spec)) continue;
     const TensorView view{impl->maps[static_cast<size_t>(t.file)].at(t.offset), t.spec.dtype,
-                          t.spec.shape, t.spec.bytes};
+                          t.spec.shape, t.spec.bytes, t.spec.name};
     if (t.spec.name.ends_with(".A_log")) {
       for (int64_t i = config.kda_num_heads; i < t.spec.shape[0]; ++i) {
         float value;
@@ -178,6 +178,11 @@ Result<std::unique_ptr<Checkpoint>> Checkpoint::open(const std::string& model_di
 const TensorView* Checkpoint::find(std::string_view canonical_name) const {
   const auto it = impl_->views.find(canonical_name);
   return it == impl_->views.end() ? nullptr : &it->second;
+}
+
+void Checkpoint::read(const TensorView& tensor, int64_t first, int64_t bytes,
+                      std::byte* out) const {
+  std::memcpy(out, tensor.data + first, static_cast<size_t>(bytes));
 }
 
 int64_t Checkpoint::total_bytes() const { return impl_->plan.held.bytes; }

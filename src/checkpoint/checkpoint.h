@@ -11,28 +11,18 @@
 #include <vector>
 
 #include "checkpoint/load_plan.h"
+#include "checkpoint/tensor_source.h"
 #include "config/model_config.h"
-#include "core/dtype.h"
 #include "core/status.h"
 
 namespace k3 {
-
-// One tensor in the mapping: row-major, little-endian, read-only, alive as long as its Checkpoint.
-// `data` MAY BE UNALIGNED: a safetensors file whose header is not padded loads too, so read
-// elements through memcpy or unaligned loads, never through a cast pointer.
-struct TensorView {
-  const std::byte* data = nullptr;
-  DType dtype = DType::kBF16;
-  std::vector<int64_t> shape;
-  int64_t bytes = 0;
-};
 
 // Bytes done and bytes in all; called on the thread that called, done never decreasing, last call
 // with done == total.
 using ProgressFn = std::function<void(int64_t done, int64_t total)>;
 
 // Immutable after open(); every const method may be called from any thread.
-class Checkpoint {
+class Checkpoint : public TensorSource {
  public:
   // Opens MODEL_DIR/model.safetensors.index.json with its shards, or the single file
   // MODEL_DIR/model.safetensors where there is no index.
@@ -47,7 +37,7 @@ class Checkpoint {
   // expected.
   static Result<std::unique_ptr<Checkpoint>> open(const std::string& model_dir,
                                                   const ModelConfig& config, const RankSpec& rank);
-  ~Checkpoint();
+  ~Checkpoint() override;
   Checkpoint(const Checkpoint&) = delete;
   Checkpoint& operator=(const Checkpoint&) = delete;
 
@@ -55,7 +45,8 @@ class Checkpoint {
   // "model.layers.3.self_attn.A_log". nullptr if this rank does not hold it. dtype and shape are
   // those of the manifest, always (A_log: max(kda_num_heads, kda_head_dim) elements, of which the
   // first kda_num_heads count and the rest are zero).
-  const TensorView* find(std::string_view canonical_name) const;
+  const TensorView* find(std::string_view canonical_name) const override;
+  void read(const TensorView& tensor, int64_t first, int64_t bytes, std::byte* out) const override;
 
   // Payload bytes of the tensors this rank holds.
   int64_t total_bytes() const;

@@ -5,6 +5,7 @@
 #include "cpu/ep_moe.h"
 #include "cpu/forward.h"
 #include "cpu/local_moe.h"
+#include "executor/step_rows.h"
 
 namespace k3 {
 
@@ -36,16 +37,7 @@ struct CpuExecutor::Impl {
   std::unique_ptr<EpPeers> peers;
   RankSpec rank;
   std::unique_ptr<Forward> forward;
-  ExecutorLimits limits;
-  std::vector<int64_t> slot_position;            // next position of each slot
-  std::vector<uint64_t> page_stamp, slot_stamp;  // step in which each was last named
-  uint64_t step_number = 0;
-  // Reused from step to step.
-  std::vector<RowSpan> spans;
-  std::vector<int32_t> tokens;
-  std::vector<int64_t> logit_rows;
-
-  Status check(const Segment& s, size_t index);
+  std::unique_ptr<StepRows> rows;
 };
 
 namespace {
@@ -64,49 +56,6 @@ Status check_options(const CpuExecutorOptions& o) {
 }
 
 }  // namespace
-
-Status CpuExecutor::Impl::check(const Segment& s, size_t index) {
-  const auto bad = [index](const auto&... what) {
-    return invalid_argument("segment ", index, ": ", what...);
-  };
-  if (s.slot < 0 || s.slot >= limits.num_slots) {
-    return bad("slot ", s.slot, ", expected [0, ", limits.num_slots, ")");
-  }
-  if (slot_stamp[static_cast<size_t>(s.slot)] == step_number) {
-    return bad("slot ", s.slot, " appears twice in a step");
-  }
-  slot_stamp[static_cast<size_t>(s.slot)] = step_number;
-  const auto count = static_cast<int64_t>(s.tokens.size());
-  if (count == 0) return bad("no tokens");
-  const int64_t at = slot_position[static_cast<size_t>(s.slot)];
-  if (s.position != 0 && s.position != at) {
-    return bad("position ", s.position, ", expected 0 or ", at, " where slot ", s.slot, " stands");
-  }
-  const int64_t end = s.position + count;
-  if (end > limits.max_positions) {
-    return bad("tokens end at position ", end, ", the model's context is ", limits.max_positions);
-  }
-  for (const int32_t t : s.tokens) {
-    if (t < 0 || t >= limits.vocab_size) {
-      return bad("token ", t, ", expected [0, ", limits.vocab_size, ")");
-    }
-  }
-  const int64_t pages = (end + kPageTokens - 1) / kPageTokens;
-  if (static_cast<int64_t>(s.pages.size()) < pages) {
-    return bad(s.pages.size(), " pages, expected at least ", pages, " for ", end, " tokens");
-  }
-  for (int64_t i = 0; i < pages; ++i) {
-    const int32_t page = s.pages[static_cast<size_t>(i)];
-    if (page < 0 || page >= limits.num_pages) {
-      return bad("page ", page, ", expected [0, ", limits.num_pages, ")");
-    }
-    if (page_stamp[static_cast<size_t>(page)] == step_number) {
-      return bad("page ", page, " appears twice in a step");
-    }
-    page_stamp[static_cast<size_t>(page)] = step_number;
-  }
-  return {};
-}
 
 CpuExecutor::CpuExecutor(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 CpuExecutor::~CpuExecutor() = default;
@@ -155,15 +104,9 @@ Result<std::unique_ptr<CpuExecutor>> CpuExecutor::create(
   }
   impl->forward = std::make_unique<Forward>(&impl->weights, impl->workspace.get(), impl->pool.get(),
                                             impl->kernels, options.policy, impl->moe.get());
-  impl->limits = {options.num_slots,
-                  options.max_rows,
-                  options.max_logit_rows,
-                  options.num_pages,
-                  config.max_position_embeddings,
-                  config.vocab_size};
-  impl->slot_position.assign(static_cast<size_t>(options.num_slots), 0);
-  impl->slot_stamp.assign(static_cast<size_t>(options.num_slots), 0);
-  impl->page_stamp.assign(static_cast<size_t>(options.num_pages), 0);
+  impl->rows = std::make_unique<StepRows>(
+      ExecutorLimits{options.num_slots, options.max_rows, options.max_logit_rows, options.num_pages,
+                     config.max_position_embeddings, config.vocab_size});
   return std::unique_ptr<CpuExecutor>(new CpuExecutor(std::move(impl)));
 }
 
@@ -175,7 +118,7 @@ std::vector<MemoryItem> CpuExecutor::plan(const ModelConfig& config,
           {"KV pages", options.num_pages * cache.page_bytes()}};
 }
 
-const ExecutorLimits& CpuExecutor::limits() const { return impl_->limits; }
+const ExecutorLimits& CpuExecutor::limits() const { return impl_->rows->limits(); }
 
 std::vector<MemoryItem> CpuExecutor::memory() const {
   std::vector<MemoryItem> items{{"weights (mapped)", impl_->checkpoint->total_bytes()}};
@@ -191,41 +134,17 @@ std::vector<MemoryItem> CpuExecutor::memory() const {
 
 Status CpuExecutor::step(const StepBatch& batch, StepResult* result) {
   Impl& i = *impl_;
-  ++i.step_number;
-  i.spans.clear();
-  i.tokens.clear();
-  i.logit_rows.clear();
-  for (size_t s = 0; s < batch.segments.size(); ++s) {
-    const Segment& segment = batch.segments[s];
-    K3_RETURN_IF_ERROR(i.check(segment, s));
-    const auto first = static_cast<int64_t>(i.tokens.size());
-    const auto count = static_cast<int64_t>(segment.tokens.size());
-    i.spans.push_back({segment.slot, segment.position, first, count, segment.pages.data()});
-    i.tokens.insert(i.tokens.end(), segment.tokens.begin(), segment.tokens.end());
-    if (segment.logits == Logits::kLast) i.logit_rows.push_back(first + count - 1);
-    if (segment.logits == Logits::kAll) {
-      for (int64_t t = 0; t < count; ++t) i.logit_rows.push_back(first + t);
-    }
-  }
-  const auto rows = static_cast<int64_t>(i.tokens.size());
-  if (rows > i.limits.max_rows) {
-    return invalid_argument("step of ", rows, " rows, expected at most ", i.limits.max_rows);
-  }
-  const auto logit_rows = static_cast<int64_t>(i.logit_rows.size());
-  if (logit_rows > i.limits.max_logit_rows) {
-    return invalid_argument("step with ", logit_rows, " rows of logits, expected at most ",
-                            i.limits.max_logit_rows);
-  }
-  K3_RETURN_IF_ERROR(rows == 0 ? i.forward->pad()
-                               : i.forward->run(i.spans, i.tokens, i.logit_rows));
-  for (const RowSpan& span : i.spans) {
-    i.slot_position[static_cast<size_t>(span.slot)] = span.position + span.tokens;
-  }
+  StepRows& rows = *i.rows;
+  K3_RETURN_IF_ERROR(rows.lay_out(batch));
+  K3_RETURN_IF_ERROR(rows.num_rows() == 0
+                         ? i.forward->pad()
+                         : i.forward->run(rows.spans(), rows.tokens(), rows.logit_rows()));
+  rows.advance();
   result->bytes = i.forward->bytes();
-  result->num_rows = logit_rows;
-  result->vocab_size = i.limits.vocab_size;
+  result->num_rows = rows.num_logit_rows();
+  result->vocab_size = rows.limits().vocab_size;
   result->logits = {i.workspace->logits.data(),
-                    static_cast<size_t>(logit_rows * i.limits.vocab_size)};
+                    static_cast<size_t>(result->num_rows * result->vocab_size)};
   return {};
 }
 

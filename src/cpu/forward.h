@@ -9,20 +9,13 @@
 #include "cpu/buffer.h"
 #include "cpu/kernels/kernels.h"
 #include "executor/executor.h"
+#include "executor/step_rows.h"
 #include "model/geometry.h"
 #include "model/numerics.h"
 #include "model/weights.h"
 #include "moe/mega_moe.h"
 
 namespace k3 {
-
-// A segment's rows in the step: rows [first_row, first_row + tokens).
-struct RowSpan {
-  int slot = 0;
-  int64_t position = 0;
-  int64_t first_row = 0, tokens = 0;
-  const int32_t* pages = nullptr;
-};
 
 // Everything a step reads and writes besides weights. Allocated once, for the largest step.
 struct Workspace {

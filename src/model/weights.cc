@@ -1,5 +1,6 @@
 #include "model/weights.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -10,19 +11,19 @@ namespace {
 
 class Binder {
  public:
-  explicit Binder(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
+  explicit Binder(const TensorSource& source) : source_(source) {}
 
   Matrix matrix(const std::string& name) {
     const TensorView* t = find(name);
     if (t == nullptr) return {};
-    return {t->data, t->shape.at(0), t->shape.at(1)};
+    return {t->data, t->shape.at(0), t->shape.at(1), t};
   }
 
   Mxfp4Matrix mxfp4(const std::string& name) {
     const TensorView* packed = find(name + ".weight_packed");
     const TensorView* scale = find(name + ".weight_scale");
     if (packed == nullptr || scale == nullptr) return {};
-    return {packed->data, scale->data, packed->shape.at(0), packed->shape.at(1) * 2};
+    return {packed->data, scale->data, packed->shape.at(0), packed->shape.at(1) * 2, packed, scale};
   }
 
   // A small bf16 or f32 tensor, widened.
@@ -31,13 +32,11 @@ class Binder {
     if (t == nullptr) return {};
     std::vector<float> out(static_cast<size_t>(t->bytes) / dtype_bytes(t->dtype));
     if (t->dtype == DType::kF32) {
-      std::memcpy(out.data(), t->data, static_cast<size_t>(t->bytes));
+      source_.read(*t, 0, t->bytes, reinterpret_cast<std::byte*>(out.data()));
     } else {
-      for (size_t i = 0; i < out.size(); ++i) {
-        uint16_t h;
-        std::memcpy(&h, t->data + 2 * i, 2);
-        out[i] = bf16_to_f32(h);
-      }
+      std::vector<uint16_t> raw(out.size());
+      source_.read(*t, 0, t->bytes, reinterpret_cast<std::byte*>(raw.data()));
+      std::transform(raw.begin(), raw.end(), out.begin(), bf16_to_f32);
     }
     // Read once anyway; a NaN here (a router's bias, say) can end in answers that look like
     // answers.
@@ -78,14 +77,14 @@ class Binder {
 
  private:
   const TensorView* find(const std::string& name) {
-    const TensorView* t = checkpoint_.find(name);
+    const TensorView* t = source_.find(name);
     if (t == nullptr && status_.ok()) {
       status_ = checkpoint_error("tensor ", name, ": not in this rank's load plan");
     }
     return t;
   }
 
-  const Checkpoint& checkpoint_;
+  const TensorSource& source_;
   Status status_;
 };
 
@@ -143,9 +142,9 @@ MoeWeights bind_moe(Binder& b, const std::string& p, int64_t first_expert, int64
 
 }  // namespace
 
-Result<ModelWeights> bind_weights(const Checkpoint& checkpoint, const ModelConfig& config,
+Result<ModelWeights> bind_weights(const TensorSource& source, const ModelConfig& config,
                                   const RankSpec& rank) {
-  Binder b(checkpoint);
+  Binder b(source);
   ModelWeights w;
   w.config = config;
   w.num_local_experts = config.num_experts / rank.ep_size;

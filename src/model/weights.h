@@ -7,15 +7,17 @@
 #include <memory>
 #include <vector>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/load_plan.h"
+#include "checkpoint/tensor_source.h"
 #include "config/model_config.h"
 #include "core/status.h"
 
 namespace k3 {
 
-struct Matrix {  // bf16, possibly unaligned
-  const std::byte* data = nullptr;
+struct Matrix {                     // bf16, possibly unaligned
+  const std::byte* data = nullptr;  // null where the source does not hold it in memory
   int64_t rows = 0, cols = 0;
+  const TensorView* tensor = nullptr;
   int64_t row_bytes() const { return cols * 2; }
 };
 
@@ -23,6 +25,7 @@ struct Mxfp4Matrix {
   const std::byte* packed = nullptr;  // [rows, cols / 2]: low nibble first
   const std::byte* scale = nullptr;   // [rows, cols / 32] E8M0
   int64_t rows = 0, cols = 0;
+  const TensorView *packed_tensor = nullptr, *scale_tensor = nullptr;
   int64_t row_bytes() const { return cols / 2; }
 };
 
@@ -94,9 +97,9 @@ struct ModelWeights {
   std::vector<LayerWeights> layers;
 };
 
-// Binds names to slots. The checkpoint has already been held against the manifest, so every tensor
-// is there with its dtype and shape; it must outlive the result.
-Result<ModelWeights> bind_weights(const Checkpoint& checkpoint, const ModelConfig& config,
+// Binds names to slots. The source has already been held against the manifest, so every tensor is
+// there with its dtype and shape; it must outlive the result.
+Result<ModelWeights> bind_weights(const TensorSource& source, const ModelConfig& config,
                                   const RankSpec& rank);
 
 }  // namespace k3

@@ -43,14 +43,7 @@ struct CpuExecutor::Impl {
 namespace {
 
 Status check_options(const CpuExecutorOptions& o) {
-  const auto positive = [](const char* what, int64_t v) -> Status {
-    if (v > 0) return {};
-    return invalid_argument(what, ": ", v, ", expected at least 1");
-  };
-  K3_RETURN_IF_ERROR(positive("num_slots", o.num_slots));
-  K3_RETURN_IF_ERROR(positive("max_rows", o.max_rows));
-  K3_RETURN_IF_ERROR(positive("max_logit_rows", o.max_logit_rows));
-  K3_RETURN_IF_ERROR(positive("num_pages", o.num_pages));
+  K3_RETURN_IF_ERROR(check_sizes(o));
   if (o.num_threads < 0) return invalid_argument("num_threads: ", o.num_threads, ", expected >= 0");
   return {};
 }

@@ -14,12 +14,8 @@
 
 namespace k3 {
 
-struct CpuExecutorOptions {
-  int num_slots = 1;
-  int64_t max_rows = 512;       // tokens in one step
-  int64_t max_logit_rows = 64;  // rows of logits in one step
-  int64_t num_pages = 128;      // 64 tokens each
-  int num_threads = 0;          // 0: every core of the affinity mask
+struct CpuExecutorOptions : ExecutorSizes {
+  int num_threads = 0;  // 0: every core of the affinity mask
   std::string isa = "auto";
   NumericsPolicy policy;
   // Ranks whose steps go together; must outlive the executor. Its shape's max_rows is at least the

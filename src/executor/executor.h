@@ -60,6 +60,16 @@ struct StepResult {
   }
 };
 
+// What an executor is made for.
+struct ExecutorSizes {
+  int num_slots = 1;
+  int64_t max_rows = 512;       // tokens in one step
+  int64_t max_logit_rows = 64;  // rows of logits in one step
+  int64_t num_pages = 128;      // of kPageTokens tokens
+};
+// At least one of each; the message names the field.
+Status check_sizes(const ExecutorSizes& sizes);
+
 struct ExecutorLimits {
   int num_slots = 0;           // sequences that can be live at once
   int64_t max_rows = 0;        // tokens in one step, over all segments

@@ -1,6 +1,18 @@
 #include "executor/step_rows.h"
 
 namespace k3 {
+
+Status check_sizes(const ExecutorSizes& sizes) {
+  const auto positive = [](const char* what, int64_t v) -> Status {
+    if (v > 0) return {};
+    return invalid_argument(what, ": ", v, ", expected at least 1");
+  };
+  K3_RETURN_IF_ERROR(positive("num_slots", sizes.num_slots));
+  K3_RETURN_IF_ERROR(positive("max_rows", sizes.max_rows));
+  K3_RETURN_IF_ERROR(positive("max_logit_rows", sizes.max_logit_rows));
+  return positive("num_pages", sizes.num_pages);
+}
+
 namespace {
 
 int64_t pages_for(int64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }

@@ -21,12 +21,15 @@ using bf16 = uint16_t;  // the high half of a float32
 inline constexpr int kWarp = 32;
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 
+// What follows is for kernels alone; host sources see the names above through their contracts.
+#if defined(__CUDACC__) || defined(K3_CUDA_EMULATED)
+
 // Dynamic shared memory of a kernel, aligned for 16-byte accesses.
 #if defined(K3_CUDA_EMULATED)
 #define K3_DYNAMIC_SHARED(type, name) \
   type* name = reinterpret_cast<type*>(::k3::emulator::dynamic_shared())
 #else
-#define K3_DYNAMIC_SHARED(type, name)                       \
+#define K3_DYNAMIC_SHARED(type, name)                          \
   extern __shared__ __align__(1024) unsigned char k3_shared[]; \
   type* name = reinterpret_cast<type*>(k3_shared)
 #endif
@@ -91,13 +94,17 @@ __device__ __forceinline__ void copy_async16(void* shared, const void* global) {
 #endif
 }
 __device__ __forceinline__ void copy_async_commit() {
-#if !defined(K3_CUDA_EMULATED)
+#if defined(K3_CUDA_EMULATED)
+  emulator::copy_commit();
+#else
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
 template <int N>
 __device__ __forceinline__ void copy_async_wait() {
-#if !defined(K3_CUDA_EMULATED)
+#if defined(K3_CUDA_EMULATED)
+  emulator::copy_wait(N);
+#else
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 #endif
 }
@@ -138,13 +145,17 @@ __device__ __forceinline__ void load_matrix_x4_trans(uint32_t (&r)[4], const voi
 // before it reads what an earlier kernel wrote or writes anything; weights may be read before it.
 
 __device__ __forceinline__ void wait_for_inputs() {
-#if !defined(K3_CUDA_EMULATED)
+#if defined(K3_CUDA_EMULATED)
+  emulator::wait_for_inputs();
+#else
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 // From here on the next kernel's blocks may start (they wait in turn).
 __device__ __forceinline__ void let_next_start() {
-#if !defined(K3_CUDA_EMULATED)
+#if defined(K3_CUDA_EMULATED)
+  emulator::let_next_start();
+#else
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
@@ -203,5 +214,7 @@ __device__ __forceinline__ float situ_f32(float g, float u, float beta, float li
   const float a = beta * tanh_f32(g / beta) * sigmoid_f32(g);
   return a * (linear_beta * tanh_f32(u / linear_beta));
 }
+
+#endif
 
 }  // namespace k3::cuda

@@ -15,8 +15,8 @@ struct StepView {
   const int32_t* token = nullptr;
   const int32_t* slot = nullptr;
   const int32_t* position = nullptr;
-  // [segment]: rows [first_row, first_row + tokens) are consecutive tokens of one slot, the first at
-  // `position` (0: a new sequence, whatever the slot holds).
+  // [segment]: rows [first_row, first_row + tokens) are consecutive tokens of one slot, the first
+  // at `position` (0: a new sequence, whatever the slot holds).
   const int32_t* segment_slot = nullptr;
   const int32_t* segment_position = nullptr;
   const int32_t* segment_first_row = nullptr;

@@ -17,6 +17,9 @@
 
 namespace k3::cuda {
 
+// The largest E8M0 block scale this decoding holds: 2^(128 - 127).
+inline constexpr int kMaxScaleByte = 128;
+
 // One layer's experts, expert-major. w13: rows of w1 and w3 interleaved 8 and 8 in each tile of 16;
 // w2: rows as they are. Layout of a matrix: see experts.cu.
 struct ExpertBank {
@@ -32,7 +35,7 @@ int64_t expert_w2_bytes(int64_t latent, int64_t inter);
 
 // Packs one expert from raw checkpoint bytes in device memory: codes [n][k/2], scales [n][k/32].
 // `bad_scale` (device, preset to -1) receives, by atomicMax, 256 * index + value of a scale byte
-// above 128, which this decoding cannot hold; which matrix is the caller's to know.
+// above kMaxScaleByte, which this decoding cannot hold; which matrix is the caller's to know.
 struct RawExpertMatrix {
   const std::byte* codes = nullptr;
   const std::byte* scales = nullptr;

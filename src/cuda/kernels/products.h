@@ -16,13 +16,14 @@
 
 namespace k3::cuda {
 
-inline constexpr int kTileRows = 16;   // weight rows of a packed tile
-inline constexpr int kBlockK = 32;     // K of a packed block
+inline constexpr int kTileRows = 16;  // weight rows of a packed tile
+inline constexpr int kBlockK = 32;    // K of a packed block
 inline constexpr int kBlockBytes = kTileRows * kBlockK * 2;
 
-// [tile][K block][half 0..1][lane][16 bytes]. Lane l (g = l / 4, t = l % 4) holds in half h elements
-// [8 t, 8 t + 8) of the block of row g + 8 h of the tile: mma step s of the block takes its k pairs
-// {8 t + 4 s, + 1} and {8 t + 4 s + 2, + 3}, so the matching columns of x are 16 contiguous bytes.
+// [tile][K block][half 0..1][lane][16 bytes]. Lane l (g = l / 4, t = l % 4) holds in half h
+// elements [8 t, 8 t + 8) of the block of row g + 8 h of the tile: mma step s of the block takes
+// its k pairs {8 t + 4 s, + 1} and {8 t + 4 s + 2, + 3}, so the matching columns of x are 16
+// contiguous bytes.
 struct PackedMatrix {
   const uint4* data = nullptr;
   int32_t rows = 0;  // multiple of 16: a stack of matrices, each padded with zero rows
@@ -52,8 +53,9 @@ Status pack_rows(uint4* packed, int64_t first_row, const PackSource& source, Int
                  cudaStream_t stream);
 
 enum class Epilogue {
-  kLand,   // out: bf16
-  kF32,    // out: float
+  kLand,     // out: bf16
+  kF32,      // out: float
+  kLandF32,  // out: float, land(y) widened (logits)
   kSitu,   // stack rows interleaved gate and up: each lands, situ of them lands; out: bf16, half as
            // many columns as stack rows
   kSplit,  // out and out_lo: bf16, land(y) and land(y - land(y)): a float32 in two planes
@@ -74,8 +76,9 @@ struct ProductOutput {
 };
 struct ProductInput {
   PackedMatrix w;
-  const bf16* x = nullptr;     // [rows][ldx], 16-byte aligned rows (ldx a multiple of 8)
-  const bf16* x_lo = nullptr;  // null, or a second plane that is added to x (each block: hi, then lo)
+  const bf16* x = nullptr;  // [rows][ldx], 16-byte aligned rows (ldx a multiple of 8)
+  const bf16* x_lo =
+      nullptr;  // null, or a second plane that is added to x (each block: hi, then lo)
   int64_t ldx = 0;
 };
 inline constexpr int kMaxProductOutputs = 8;

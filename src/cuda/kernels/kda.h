@@ -17,15 +17,15 @@ namespace k3::cuda {
 struct Kda {
   int32_t segments = 0;  // the grid; those past counts[kSegments] do nothing
   int32_t heads = 0, head_dim = 0, conv_width = 0;
-  const bf16* qkv = nullptr;   // [rows][3 dim]: q, k, v as projected
-  const bf16* gate = nullptr;  // [rows][dim]
-  const bf16* decay = nullptr; // [rows][dim]: f_b
-  const bf16* beta = nullptr;  // [rows][beta_ld]
+  const bf16* qkv = nullptr;    // [rows][3 dim]: q, k, v as projected
+  const bf16* gate = nullptr;   // [rows][dim]
+  const bf16* decay = nullptr;  // [rows][dim]: f_b
+  const bf16* beta = nullptr;   // [rows][beta_ld]
   int64_t beta_ld = 0;
   const float *q_conv = nullptr, *k_conv = nullptr, *v_conv = nullptr;  // [conv_width][dim]
-  const float* dt_bias = nullptr;                                      // [dim]
-  const float* exp_a = nullptr;                                        // [heads]
-  const float* o_norm = nullptr;                                       // [D]
+  const float* dt_bias = nullptr;                                       // [dim]
+  const float* exp_a = nullptr;                                         // [heads]
+  const float* o_norm = nullptr;                                        // [D]
   float gate_lower_bound = 0, rms_eps = 0, l2_eps = 0;
   // This layer's part of slot s: state + s * state_per_slot, window + s * window_per_slot (floats);
   // within it [head][v][k] and [head][q,k,v][age][D].

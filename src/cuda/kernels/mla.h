@@ -24,21 +24,22 @@ inline constexpr int kSpanTokens = 256;
 // q_a = RMSNorm(q_a) in place; latent = [RMSNorm(latent[0:rank]) | latent[rank:]] joins its page.
 struct MlaPrepare {
   int32_t rows = 0;
-  bf16* q_a = nullptr;           // [rows][q_lora_rank]
+  bf16* q_a = nullptr;  // [rows][q_lora_rank]
   const float* q_gain = nullptr;
   int32_t q_lora_rank = 0;
   const bf16* latent = nullptr;  // [rows][latent_dim] as projected
   const float* kv_gain = nullptr;
   int32_t kv_lora_rank = 0, latent_dim = 0;
   float eps = 0;
-  bf16* cache = nullptr;    // this layer's rows of page p at cache + p * page_stride (elements)
+  bf16* cache = nullptr;  // this layer's rows of page p at cache + p * page_stride (elements)
   int64_t page_stride = 0;
 };
 Status run_mla_prepare(const MlaPrepare& prepare, const StepView& step, cudaStream_t stream);
 
 struct MlaAttend {
   int32_t rows = 0, heads = 0;
-  // The absorbed query, two bf16 planes whose sum is the float32 value: [rows][heads][kv_lora_rank].
+  // The absorbed query, two bf16 planes whose sum is the float32 value:
+  // [rows][heads][kv_lora_rank].
   const bf16 *q_hi = nullptr, *q_lo = nullptr;
   // q as projected, [rows][heads][nope + rope]: its last `rope` columns score the latent's tail.
   const bf16* q = nullptr;

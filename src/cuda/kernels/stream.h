@@ -20,8 +20,8 @@ inline constexpr int kMaxCandidates = 9;  // 8 snapshots and the stream
 
 // One launch a row: x = stream (+ delta | := delta), landed and written back; candidates are `bank`
 // snapshots, oldest first, then x:
-//   score_i = rsqrt(mean(v_i^2) + eps) * sum_d v_i[d] fold[d];  mix = land(sum_i softmax(score)_i v_i)
-//   out = land(land(mix * rsqrt(mean(mix^2) + eps)) * gain)
+//   score_i = rsqrt(mean(v_i^2) + eps) * sum_d v_i[d] fold[d];  mix = land(sum_i softmax(score)_i
+//   v_i) out = land(land(mix * rsqrt(mean(mix^2) + eps)) * gain)
 // With an empty bank mix = x.
 struct Mix {
   bf16* stream = nullptr;       // [rows][hidden]
@@ -35,11 +35,11 @@ struct Mix {
   const float* gain = nullptr;  // [hidden]
   float eps = 0;
   int64_t hidden = 0;
-  int32_t rows = 0;                   // of out
+  int32_t rows = 0;                    // of out
   const int32_t* row_index = nullptr;  // out row i is stream row row_index[i] (the head); then x is
                                        // not written back. Null: row i
-  const int32_t* num_rows = nullptr;  // device: rows of row_index that count; others give zeros
-  bf16* out = nullptr;                // [rows][hidden]
+  const int32_t* num_rows = nullptr;   // device: rows of row_index that count; others give zeros
+  bf16* out = nullptr;                 // [rows][hidden]
 };
 Status run_mix(const Mix& mix, cudaStream_t stream);
 
